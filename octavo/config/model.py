@@ -1,0 +1,46 @@
+"""Which model, and how it is to be read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from octavo.config.fields import Option
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """What the user asked about the model."""
+
+    model: Annotated[str, Option("Catalogue name, local folder, .gguf file or hub id.")] = "smollm2-135m"
+    tokenizer: Annotated[str | None, Option("Another place to read the tokenizer from (default: the model's).")] = None
+    revision: Annotated[str | None, Option("Hub revision (branch, tag or commit).")] = None
+    dtype: Annotated[
+        str,
+        Option(
+            "Type of weights and activations; auto = bfloat16 where the device has a unit for it, else float32.",
+            choices=("auto", "float32", "bfloat16", "float16"),
+        ),
+    ] = "auto"
+    quantization: Annotated[
+        str | None,
+        Option("Weight quantisation; none = dequantise to dtype at load.", choices=("none",)),
+    ] = None
+    max_model_len: Annotated[
+        int | str | None,
+        Option("Longest prompt + output in tokens; auto = the longest that fits the KV memory.", at_least=1, words=("auto",)),
+    ] = None
+    seed: Annotated[int, Option("Seed from which offline requests without a seed get theirs.", at_least=0)] = 0
+    max_logprobs: Annotated[int, Option("Most logprobs a request may ask for; -1 = the vocabulary.", at_least=-1)] = 20
+    logprobs_mode: Annotated[
+        str,
+        Option("Whether returned logprobs are taken before or after penalties, temperature and masks.",
+               choices=("raw_logprobs", "processed_logprobs")),
+    ] = "raw_logprobs"
+    generation_config: Annotated[
+        str,
+        Option("Where default sampling parameters come from: auto = the model's generation_config, octavo = ours.",
+               choices=("auto", "octavo")),
+    ] = "auto"
+    chat_template: Annotated[str | None, Option("A chat template (Jinja text or a file) in place of the model's.")] = None
+    trust_remote_code: Annotated[bool, Option("Refused: Octavo never runs code from a checkpoint.")] = False

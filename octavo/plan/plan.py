@@ -1,0 +1,32 @@
+"""The Plan: what was decided, each entry with its reason. The second of *asked, decided, learnt*."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """Decisions made once, before anything is loaded; nobody changes them.
+
+    dtypes are names (float32, bfloat16). ``max_model_len`` is None where it is fitted after memory profiling
+    ("auto"). ``block_size`` is None where the attention backends choose. ``kv_cache_bytes`` is None where it is
+    learnt from profiling. ``batch_invariant`` says whether outputs are bitwise the same in any batch.
+    ``reasons`` maps each field's name to one line.
+    """
+
+    device: str
+    dtype: str
+    kv_cache_dtype: str
+    attention_backend: str
+    max_model_len: int | None
+    block_size: int | None
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    enable_prefix_caching: bool
+    enable_chunked_prefill: bool
+    kv_cache_bytes: int | None
+    memory_fraction: float | None
+    num_threads: int
+    max_steps_in_flight: int
+    batch_invariant: bool
+    reasons: dict[str, str]

@@ -1,0 +1,91 @@
+"""The one tree of errors a user can meet.
+
+    OctavoError
+    ├── ConfigError            an option, or a combination of options, that cannot be had
+    │   └── UnknownOptionError a name that is no option; carries the nearest match
+    ├── ModelNotFoundError     a model argument that resolves to nothing; says where it was looked for
+    ├── CheckpointError        a file that is broken or lies; names the file and, where there is one, the tensor
+    ├── UnsupportedError       a thing we know and cannot do; carries one reason per way that was tried
+    ├── InsufficientMemoryError  needed bytes, available bytes, and what would fit
+    ├── RequestError           one request is wrong (HTTP 400); carries the parameter's name
+    └── EngineError
+        ├── EngineStartError   the engine did not start; the root cause is its last line
+        └── EngineDeadError    the engine died; the root cause is its last line
+
+Every message says what was asked, what is possible, and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class OctavoError(Exception):
+    """Root of every error that Octavo raises on purpose."""
+
+
+class ConfigError(OctavoError, ValueError):
+    """An option or a combination of options that cannot be had."""
+
+
+class UnknownOptionError(ConfigError):
+    """A name that is no option. ``nearest`` is the closest known name, or None."""
+
+    def __init__(self, name: str, nearest: str | None = None, *, kind: str = "option") -> None:
+        hint = f" Did you mean {nearest!r}?" if nearest else ""
+        super().__init__(f"unknown {kind} {name!r}.{hint}")
+        self.name = name
+        self.nearest = nearest
+
+
+class ModelNotFoundError(OctavoError, FileNotFoundError):
+    """A model argument that resolves to nothing."""
+
+
+class CheckpointError(OctavoError, ValueError):
+    """A checkpoint file that is broken, truncated or inconsistent."""
+
+    def __init__(self, file: object, problem: str, *, tensor: str | None = None) -> None:
+        where = f"{file}" + (f", tensor {tensor!r}" if tensor else "")
+        super().__init__(f"{where}: {problem}")
+        self.file = str(file)
+        self.tensor = tensor
+        self.problem = problem
+
+
+class UnsupportedError(OctavoError, ValueError):
+    """Something recognised that cannot be done here. ``reasons`` has one line per way that was tried."""
+
+    def __init__(self, what: str, reasons: Sequence[str] = ()) -> None:
+        listed = "".join(f"\n  - {reason}" for reason in reasons)
+        super().__init__(what + listed)
+        self.reasons = tuple(reasons)
+
+
+class InsufficientMemoryError(OctavoError, MemoryError):
+    """Memory for weights or KV cache that is not there. Byte counts are attributes."""
+
+    def __init__(self, message: str, *, needed_bytes: int, available_bytes: int) -> None:
+        super().__init__(message)
+        self.needed_bytes = needed_bytes
+        self.available_bytes = available_bytes
+
+
+class RequestError(OctavoError, ValueError):
+    """One request is wrong; it harms no other. ``param`` names the field at fault, if one is."""
+
+    def __init__(self, message: str, *, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class EngineError(OctavoError, RuntimeError):
+    """The engine as a whole failed."""
+
+
+class EngineStartError(EngineError):
+    """The engine did not start. The last line of the message is the root cause."""
+
+
+class EngineDeadError(EngineError):
+    """The engine died while requests were open. The last line of the message is the root cause."""

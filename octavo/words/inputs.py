@@ -1,0 +1,25 @@
+"""The forms a prompt may have."""
+
+from __future__ import annotations
+
+from typing import NotRequired, TypeAlias, TypedDict
+
+
+class TextPrompt(TypedDict):
+    """A prompt as text. ``cache_salt`` keeps its prefix-cache blocks apart from those of other salts."""
+
+    prompt: str
+    cache_salt: NotRequired[str]
+    priority: NotRequired[int]
+
+
+class TokensPrompt(TypedDict):
+    """A prompt as token ids, taken as they are (no special token is added)."""
+
+    prompt_token_ids: list[int]
+    prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
+    priority: NotRequired[int]
+
+
+PromptType: TypeAlias = str | list[int] | TextPrompt | TokensPrompt

@@ -1,0 +1,195 @@
+"""What each layer asks of the KV cache, and what was given to it: plain data that does its own arithmetic.
+
+A *block* is ``block_size`` tokens of one group's layers. A *page* is one block of one layer, in bytes. All groups
+draw block ids from one pool, so the pages of all groups are made equal in size (see control/kv/planning.py).
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1, "float64": 8}
+
+
+def cdiv(a: int, b: int) -> int:
+    """Integer division rounded up."""
+    return -(-a // b)
+
+
+class KVCacheSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """One layer's need. ``block_size`` is in tokens; ``page_size_padded`` (bytes) overrides the natural page size."""
+
+    block_size: int
+    page_size_padded: int | None = None
+
+    @property
+    def natural_page_bytes(self) -> int:
+        """Bytes of one block of one layer, before padding."""
+        raise NotImplementedError
+
+    @property
+    def page_bytes(self) -> int:
+        return self.page_size_padded or self.natural_page_bytes
+
+    @property
+    def is_prefix_cacheable(self) -> bool:
+        return True
+
+    def max_blocks_per_request(self, max_model_len: int, max_tokens_in_flight: int) -> int:
+        """Most blocks one request can hold at once; the same formula at start-up and at run time."""
+        return cdiv(max_model_len, self.block_size)
+
+    def with_block_size(self, block_size: int) -> KVCacheSpec:
+        return msgspec.structs.replace(self, block_size=block_size)
+
+
+class AttentionSpec(KVCacheSpec, frozen=True, kw_only=True, tag=True):
+    """Keys and values per token: 2 x num_kv_heads x head_size entries of ``dtype`` (a name, see DTYPE_BYTES)."""
+
+    num_kv_heads: int
+    head_size: int
+    dtype: str
+
+    @property
+    def natural_page_bytes(self) -> int:
+        return 2 * self.block_size * self.num_kv_heads * self.head_size * DTYPE_BYTES[self.dtype]
+
+
+class FullAttentionSpec(AttentionSpec, frozen=True, kw_only=True, tag="full"):
+    """Every token is kept. ``sliding_window`` is set where a window layer is served as a full one."""
+
+    sliding_window: int | None = None
+
+
+class SlidingWindowSpec(AttentionSpec, frozen=True, kw_only=True, tag="sliding_window"):
+    """A token attends to itself and the ``sliding_window - 1`` tokens before it; older blocks are given back."""
+
+    sliding_window: int
+
+    def max_blocks_per_request(self, max_model_len: int, max_tokens_in_flight: int) -> int:
+        in_flight = min(max_tokens_in_flight, max_model_len)
+        tokens = min(self.sliding_window - 1 + in_flight, max_model_len)
+        # + 1: the window need not begin at a block border.
+        return min(cdiv(tokens, self.block_size) + 1, cdiv(max_model_len, self.block_size))
+
+
+class ChunkedLocalAttentionSpec(AttentionSpec, frozen=True, kw_only=True, tag="chunked_local"):
+    """A token attends within its own chunk of ``chunk_size`` tokens; earlier chunks are given back."""
+
+    chunk_size: int
+
+    def max_blocks_per_request(self, max_model_len: int, max_tokens_in_flight: int) -> int:
+        in_flight = min(max_tokens_in_flight, max_model_len)
+        tokens = min(self.chunk_size - 1 + in_flight, max_model_len)
+        return min(cdiv(tokens, self.block_size) + 1, cdiv(max_model_len, self.block_size))
+
+
+class MLAAttentionSpec(AttentionSpec, frozen=True, kw_only=True, tag="mla"):
+    """One latent vector per token (``head_size`` entries, one copy, not split by tensor parallelism)."""
+
+    @property
+    def natural_page_bytes(self) -> int:
+        return self.block_size * self.num_kv_heads * self.head_size * DTYPE_BYTES[self.dtype]
+
+
+class SinkFullAttentionSpec(AttentionSpec, frozen=True, kw_only=True, tag="sink_full"):
+    """Full attention whose first ``sink_len`` tokens are permanent; a multiple of the block size."""
+
+    sink_len: int
+
+
+class MambaSpec(KVCacheSpec, frozen=True, kw_only=True, tag="mamba"):
+    """Recurrent state: one block per request, whatever its length. ``shapes`` and ``dtypes`` name its tensors."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+
+    @property
+    def natural_page_bytes(self) -> int:
+        total = 0
+        for shape, dtype in zip(self.shapes, self.dtypes, strict=True):
+            entries = 1
+            for extent in shape:
+                entries *= extent
+            total += entries * DTYPE_BYTES[dtype]
+        return total
+
+    @property
+    def is_prefix_cacheable(self) -> bool:
+        return False
+
+    def max_blocks_per_request(self, max_model_len: int, max_tokens_in_flight: int) -> int:
+        return 1
+
+
+class CrossAttentionSpec(AttentionSpec, frozen=True, kw_only=True, tag="cross"):
+    """Keys and values of the encoder's output, allocated once per request; never prefix-cached."""
+
+    max_encoder_tokens: int
+
+    @property
+    def is_prefix_cacheable(self) -> bool:
+        return False
+
+    def max_blocks_per_request(self, max_model_len: int, max_tokens_in_flight: int) -> int:
+        return cdiv(self.max_encoder_tokens, self.block_size)
+
+
+class EncoderOnlyAttentionSpec(AttentionSpec, frozen=True, kw_only=True, tag="encoder_only"):
+    """Bidirectional attention within one step: nothing is kept."""
+
+    @property
+    def is_prefix_cacheable(self) -> bool:
+        return False
+
+    def max_blocks_per_request(self, max_model_len: int, max_tokens_in_flight: int) -> int:
+        return 0
+
+
+AnyKVCacheSpec: TypeAlias = (
+    FullAttentionSpec
+    | SlidingWindowSpec
+    | ChunkedLocalAttentionSpec
+    | MLAAttentionSpec
+    | SinkFullAttentionSpec
+    | MambaSpec
+    | CrossAttentionSpec
+    | EncoderOnlyAttentionSpec
+)
+
+
+class KVCacheGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """Layers that share one block table. ``spec`` holds for each of them (``spec.block_size`` is the group's)."""
+
+    layer_names: tuple[str, ...]
+    spec: AnyKVCacheSpec
+
+
+class KVCacheTensor(msgspec.Struct, frozen=True, kw_only=True):
+    """One allocation of ``num_blocks`` pages; ``layer_names`` has at most one layer of each group."""
+
+    size_bytes: int
+    layer_names: tuple[str, ...]
+
+
+class KVCacheConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """What memory profiling taught: the third of *asked, decided, learnt*. Sent in READY; nobody changes it.
+
+    ``num_blocks`` includes the null block 0. ``scheduler_block_size`` is the LCM of the groups' sizes,
+    ``hash_block_size`` the GCD of the prefix-cacheable ones. ``shared_layers`` maps a layer that reuses another
+    layer's cache to that layer. ``max_model_len`` is the fitted value.
+    """
+
+    num_blocks: int
+    groups: tuple[KVCacheGroup, ...]
+    tensors: tuple[KVCacheTensor, ...]
+    scheduler_block_size: int
+    hash_block_size: int
+    max_model_len: int
+    shared_layers: dict[str, str] = {}
+
+    @property
+    def num_usable_blocks(self) -> int:
+        return self.num_blocks - 1

@@ -1,0 +1,179 @@
+"""Everything that the front end, the scheduler and the workers say to each other. Nothing else crosses a process.
+
+    front end  --EngineCoreRequest-->  core      scheduler --SchedulerOutput-->     workers
+    front end  <--EngineCoreOutputs--  core      scheduler <--ModelRunnerOutput--   workers
+
+Structs are array-like on the wire: fields may be appended, never reordered.
+"""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+from octavo.words.sampling_params import SamplingParams
+
+
+class FinishReason(enum.IntEnum):
+    """Why a request ended."""
+
+    STOP = 0
+    LENGTH = 1
+    ABORT = 2
+    ERROR = 3
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+
+class ResolvedSampling(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """SamplingParams with everything the engine needs resolved by the input processor.
+
+    ``eos_token_ids`` end the request and are masked until min_tokens (empty under ignore_eos). ``num_text_tokens``
+    is one past the last id the tokenizer knows: ids from there on are never sampled. ``choice_index`` is the
+    position among n choices. ``max_tokens`` is at least 1.
+    """
+
+    params: SamplingParams
+    seed: int
+    max_tokens: int
+    num_text_tokens: int
+    eos_token_ids: tuple[int, ...] = ()
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    choice_index: int = 0
+
+
+class EngineCoreRequest(msgspec.Struct, array_like=True, kw_only=True):
+    """One choice of one user request, ready for the core.
+
+    ``output_token_ids`` are tokens already produced (a replay): the core treats such a request as a preempted one.
+    ``arrival_time`` is ``time.time`` seconds. Lower ``priority`` runs first.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: ResolvedSampling
+    arrival_time: float
+    priority: int = 0
+    cache_salt: str | None = None
+    output_token_ids: list[int] = []
+    client_index: int = 0
+
+
+class LogprobsRow(msgspec.Struct, array_like=True, frozen=True):
+    """Candidates at one position: entry 0 is the chosen (or given) token with its rank, then the best in order."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int
+
+
+class NewRequestData(msgspec.Struct, array_like=True, kw_only=True):
+    """All a worker needs to start, or after a preemption to start again, a request.
+
+    ``block_ids`` has one list per KV group, null blocks (0) included, from position 0 on.
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    output_token_ids: list[int]
+    sampling: ResolvedSampling
+    block_ids: tuple[list[int], ...]
+    num_computed_tokens: int
+
+
+class CachedRequestData(msgspec.Struct, array_like=True, kw_only=True):
+    """What is new for a request the workers already know. ``new_block_ids`` are appended, one list per KV group."""
+
+    request_id: str
+    new_block_ids: tuple[list[int], ...]
+    num_computed_tokens: int
+
+
+class SchedulerOutput(msgspec.Struct, array_like=True, kw_only=True):
+    """One step, decided.
+
+    ``num_scheduled_tokens`` orders the batch: its key order is the row order. ``finished_request_ids`` and
+    ``preempted_request_ids`` tell workers to drop state; they may be non-empty in a step without tokens.
+    ``draft_token_ids`` are the drafts verified in this step. ``block_copies`` are (source, destination) pairs done
+    before the step, ``blocks_to_zero`` is cleared before it.
+    """
+
+    step_id: int
+    new_requests: list[NewRequestData] = []
+    cached_requests: list[CachedRequestData] = []
+    num_scheduled_tokens: dict[str, int] = {}
+    total_num_scheduled_tokens: int = 0
+    finished_request_ids: list[str] = []
+    preempted_request_ids: list[str] = []
+    draft_token_ids: dict[str, list[int]] = {}
+    block_copies: list[tuple[int, int]] = []
+    blocks_to_zero: list[int] = []
+
+
+class ModelRunnerOutput(msgspec.Struct, array_like=True, kw_only=True):
+    """One step, done. Lists are parallel to ``request_ids`` (the rows of the step).
+
+    ``sampled_token_ids[i]`` is empty while request i is still in its prompt, one token for a decode, several when
+    drafts were accepted. ``logprobs[i]`` has one row per sampled token, or is None. ``prompt_logprobs`` holds, per
+    request that asked, the rows for prompt positions ``start + 1 ...`` of this step's chunk. ``failed`` maps a
+    request to the reason it cannot go on (NaN logits); it harms no other.
+    """
+
+    step_id: int
+    request_ids: list[str]
+    sampled_token_ids: list[list[int]]
+    logprobs: list[list[LogprobsRow] | None] = []
+    prompt_logprobs: dict[str, list[LogprobsRow]] = {}
+    failed: dict[str, str] = {}
+    draft_token_ids: dict[str, list[int]] = {}
+
+
+class EngineCoreOutput(msgspec.Struct, array_like=True, kw_only=True):
+    """What a step brought to one request. Tokens after a stop are already trimmed.
+
+    ``prompt_logprobs`` is sent once, with the first token, without the leading None. ``stop_reason`` is the stop
+    token id. Times are ``time.time`` seconds.
+    """
+
+    request_id: str
+    new_token_ids: list[int]
+    new_logprobs: list[LogprobsRow] | None = None
+    prompt_logprobs: list[LogprobsRow] | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    first_scheduled_time: float | None = None
+    error: str | None = None
+
+
+class PrefixCacheStats(msgspec.Struct, array_like=True, kw_only=True):
+    """Tokens looked up and found since the last report (counted once per admission)."""
+
+    requests: int = 0
+    queries: int = 0
+    hits: int = 0
+
+
+class SchedulerStats(msgspec.Struct, array_like=True, kw_only=True):
+    """The scheduler after a step. Counters are totals since start; ``kv_cache_usage`` is 0..1."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    kv_cache_usage: float = 0.0
+    num_preemptions: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    num_steps: int = 0
+    num_prompt_tokens: int = 0
+    num_generation_tokens: int = 0
+
+
+class EngineCoreOutputs(msgspec.Struct, array_like=True, kw_only=True):
+    """All outputs of one step for one client. ``incarnation`` numbers the core process that made them."""
+
+    outputs: list[EngineCoreOutput] = []
+    stats: SchedulerStats | None = None
+    incarnation: int = 0

@@ -1,0 +1,62 @@
+"""What a caller gets back for a request."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Logprob(msgspec.Struct, frozen=True):
+    """One candidate at one position: its log-probability, its rank (1 = most likely) and its text."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+class RequestMetrics(msgspec.Struct, kw_only=True):
+    """When things happened to a request (seconds, ``time.time``), and what it cost."""
+
+    arrival_time: float = 0.0
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    finished_time: float | None = None
+    num_preemptions: int = 0
+
+
+class CompletionOutput(msgspec.Struct, kw_only=True):
+    """One choice of a request.
+
+    ``logprobs`` has one dict per token of ``token_ids``: the asked best candidates and the chosen token.
+    ``finish_reason`` is stop, length, abort or error; ``stop_reason`` is the stop string or stop token id that
+    ended it, None for an end-of-sequence token. ``error`` says why a choice ended with ``error``.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+
+class RequestOutput(msgspec.Struct, kw_only=True):
+    """A request's answer so far (or its newest part, see RequestOutputKind).
+
+    ``prompt_logprobs`` has one entry per prompt token, the first None. ``num_cached_tokens`` counts the prompt
+    tokens whose keys and values came from the prefix cache.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    num_cached_tokens: int = 0
+    metrics: RequestMetrics | None = None

@@ -1,0 +1,165 @@
+"""How one request wants its tokens chosen, and when it ends."""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import Any
+
+import msgspec
+
+from octavo.words.errors import RequestError
+
+MAX_SEED = 2**63 - 1
+MAX_N = 16_384
+MAX_BAD_WORDS = 1_024
+GREEDY_BELOW = 1e-5
+LOWEST_TEMPERATURE = 0.01
+
+
+class RequestOutputKind(enum.IntEnum):
+    """What each RequestOutput of a request holds."""
+
+    CUMULATIVE = 0
+    """Everything so far, every step."""
+    DELTA = 1
+    """Only what is new, every step."""
+    FINAL_ONLY = 2
+    """Everything, once, at the end."""
+
+
+class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Everything a user says about sampling one request; a wrong value raises RequestError naming the field.
+
+    Names, defaults and ranges follow vLLM's SamplingParams. Temperatures below 1e-5 mean greedy; between that
+    and 0.01 they are lifted to 0.01. ``top_k`` 0 or -1 means all. ``max_tokens`` None fills the context.
+    ``logprobs`` k returns the k best and the chosen token; -1 means the whole vocabulary where the engine's
+    ``max_logprobs`` allows it. ``seed`` -1 means none given.
+    """
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+
+    def __post_init__(self) -> None:
+        self._check_types()
+        self._normalise()
+        self._check_ranges()
+        self._check_lists()
+        self._check_combinations()
+        if self.is_greedy:
+            self.temperature, self.top_p, self.top_k, self.min_p = 0.0, 1.0, 0, 0.0
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """Stop strings as a list (empty when none)."""
+        return self.stop if isinstance(self.stop, list) else []
+
+    def clone(self, **changes: Any) -> SamplingParams:
+        """An independent, checked copy with some fields replaced."""
+        return msgspec.structs.replace(self, **changes)
+
+    def _normalise(self) -> None:
+        if isinstance(self.stop, str):
+            self.stop = [self.stop]
+        if self.seed == -1:
+            self.seed = None
+        if self.top_k == -1:
+            self.top_k = 0
+        if GREEDY_BELOW <= self.temperature < LOWEST_TEMPERATURE:
+            self.temperature = LOWEST_TEMPERATURE
+
+    def _check_types(self) -> None:
+        for name in ("n", "top_k", "min_tokens"):
+            _require_int(name, getattr(self, name))
+        for name in ("seed", "max_tokens", "logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _require_int(name, getattr(self, name))
+        for name in ("presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "min_p"):
+            _require_finite(name, getattr(self, name))
+
+    def _check_ranges(self) -> None:
+        _require("n", 1 <= self.n <= MAX_N, f"must be between 1 and {MAX_N}", self.n)
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            _require(name, -2.0 <= value <= 2.0, "must be between -2 and 2", value)
+        _require("repetition_penalty", self.repetition_penalty > 0.0, "must be above 0", self.repetition_penalty)
+        _require("temperature", 0.0 <= self.temperature <= 2.0, "must be between 0 and 2", self.temperature)
+        _require("top_p", 0.0 < self.top_p <= 1.0, "must be above 0 and at most 1", self.top_p)
+        _require("top_k", self.top_k >= 0, "must be -1 or 0 (all) or at least 1", self.top_k)
+        _require("min_p", 0.0 <= self.min_p <= 1.0, "must be between 0 and 1", self.min_p)
+        _require("seed", self.seed is None or 0 <= self.seed <= MAX_SEED, f"must be -1 (none) or 0 to {MAX_SEED}", self.seed)
+        _require("max_tokens", self.max_tokens is None or 1 <= self.max_tokens < 2**31, "must be at least 1", self.max_tokens)
+        _require("min_tokens", self.min_tokens >= 0, "must be at least 0", self.min_tokens)
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            _require(name, value is None or value >= -1, "must be at least 0, or -1 for the whole vocabulary", value)
+
+    def _check_lists(self) -> None:
+        for text in self.stop_strings:
+            _require("stop", isinstance(text, str) and text != "", "must hold non-empty strings", text)
+        for token_id in self.stop_token_ids or []:
+            _require_int("stop_token_ids", token_id)
+        for token_id in self.allowed_token_ids or []:
+            _require_int("allowed_token_ids", token_id)
+        _require("allowed_token_ids", self.allowed_token_ids != [], "must not be empty", [])
+        words = self.bad_words or []
+        _require("bad_words", len(words) <= MAX_BAD_WORDS, f"must hold at most {MAX_BAD_WORDS} entries", len(words))
+        for word in words:
+            _require("bad_words", isinstance(word, str) and word != "", "must hold non-empty strings", word)
+        for token_id, bias in (self.logit_bias or {}).items():
+            _require_int("logit_bias", token_id)
+            _require_finite("logit_bias", bias)
+            _require("logit_bias", -100.0 <= bias <= 100.0, "values must be between -100 and 100", bias)
+
+    def _check_combinations(self) -> None:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens}).", param="min_tokens")
+        if self.is_greedy and self.n > 1:
+            raise RequestError(f"n must be 1 when temperature is 0, got n={self.n}: all choices would be the same.", param="n")
+        if self.stop_strings and not self.detokenize:
+            raise RequestError("stop needs detokenize=True: stop strings are looked for in the text.", param="stop")
+
+
+def _require(name: str, holds: bool, rule: str, got: object) -> None:
+    if not holds:
+        raise RequestError(f"{name} {rule}, got {_short(got)}.", param=name)
+
+
+def _require_int(name: str, value: object) -> None:
+    _require(name, isinstance(value, int) and not isinstance(value, bool), "must be an integer", value)
+
+
+def _require_finite(name: str, value: object) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    _require(name, is_number and math.isfinite(value), "must be a finite number", value)  # type: ignore[arg-type]
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
