@@ -15,17 +15,25 @@ class CacheConfig:
     block_size: Annotated[int | None, Option("Tokens per KV block (default: 32 on a CPU).", at_least=1)] = None
     enable_prefix_caching: Annotated[bool, Option("Reuse KV blocks of equal prompt prefixes.")] = True
     kv_cache_dtype: Annotated[
-        str, Option("Type of cached keys and values; auto = the model's dtype.", choices=("auto", "float32", "bfloat16")),
+        str,
+        Option("Type of cached keys and values; auto = the model's dtype.", choices=("auto", "float32", "bfloat16")),
     ] = "auto"
     kv_cache_memory_bytes: Annotated[
-        int | None, Option("Exact KV memory in bytes (suffixes K M G KiB MiB GiB).", at_least=1),
+        int | None,
+        Option("Exact KV memory in bytes (suffixes K M G KiB MiB GiB).", at_least=1),
     ] = None
     gpu_memory_utilization: Annotated[
         float | None,
-        Option("Share of the device's memory the engine may use (default on a CPU: enough for a few long requests).",
-               at_least=0.01, at_most=1.0),
+        Option(
+            "Share of the device's memory the engine may use (default on a CPU: enough for a few long requests).",
+            at_least=0.01,
+            at_most=1.0,
+        ),
     ] = None
     num_gpu_blocks_override: Annotated[
-        int | None, Option("Exact number of KV blocks, whatever was profiled; skips the check that one request fits.", at_least=2),
+        int | None,
+        Option("Exact number of KV blocks, whatever was profiled; skips the check that a request fits.", at_least=2),
     ] = None
-    disable_hybrid_kv_cache_manager: Annotated[bool, Option("Serve sliding-window layers as full-attention ones.")] = False
+    disable_hybrid_kv_cache_manager: Annotated[bool, Option("Serve sliding-window layers as full-attention ones.")] = (
+        False
+    )

@@ -14,7 +14,9 @@ class LoadConfig:
 
     load_format: Annotated[
         str,
-        Option("Weight files; auto = by what is there, dummy = seeded random weights.",
-               choices=("auto", "safetensors", "gguf", "dummy")),
+        Option(
+            "Weight files; auto = by what is there, dummy = seeded random weights.",
+            choices=("auto", "safetensors", "gguf", "dummy"),
+        ),
     ] = "auto"
     download_dir: Annotated[str | None, Option("Cache folder for hub downloads (default: the hub's own cache).")] = None

@@ -28,19 +28,29 @@ class ModelConfig:
     ] = None
     max_model_len: Annotated[
         int | str | None,
-        Option("Longest prompt + output in tokens; auto = the longest that fits the KV memory.", at_least=1, words=("auto",)),
+        Option(
+            "Longest prompt + output in tokens; auto = the longest that fits the KV memory.",
+            at_least=1,
+            words=("auto",),
+        ),
     ] = None
     seed: Annotated[int, Option("Seed from which offline requests without a seed get theirs.", at_least=0)] = 0
     max_logprobs: Annotated[int, Option("Most logprobs a request may ask for; -1 = the vocabulary.", at_least=-1)] = 20
     logprobs_mode: Annotated[
         str,
-        Option("Whether returned logprobs are taken before or after penalties, temperature and masks.",
-               choices=("raw_logprobs", "processed_logprobs")),
+        Option(
+            "Whether returned logprobs are taken before or after penalties, temperature and masks.",
+            choices=("raw_logprobs", "processed_logprobs"),
+        ),
     ] = "raw_logprobs"
     generation_config: Annotated[
         str,
-        Option("Where default sampling parameters come from: auto = the model's generation_config, octavo = ours.",
-               choices=("auto", "octavo")),
+        Option(
+            "Where default sampling parameters come from: auto = the model's generation_config, octavo = ours.",
+            choices=("auto", "octavo"),
+        ),
     ] = "auto"
-    chat_template: Annotated[str | None, Option("A chat template (Jinja text or a file) in place of the model's.")] = None
+    chat_template: Annotated[str | None, Option("A chat template (Jinja text or a file) in place of the model's.")] = (
+        None
+    )
     trust_remote_code: Annotated[bool, Option("Refused: Octavo never runs code from a checkpoint.")] = False

@@ -14,5 +14,6 @@ class ObservabilityConfig:
 
     disable_log_stats: Annotated[bool, Option("Do not collect and log engine statistics.")] = False
     plugins: Annotated[
-        str | None, Option("Comma-separated names of octavo.plugins entry points to load (default: all; empty: none)."),
+        str | None,
+        Option("Comma-separated names of octavo.plugins entry points to load (default: all; empty: none)."),
     ] = None

@@ -13,12 +13,16 @@ class ParallelConfig:
     """What the user asked about processes and workers."""
 
     distributed_executor_backend: Annotated[
-        str, Option("How workers are run: uni = in the core's process; simulated = no model, for scheduler studies.",
-                    choices=("uni", "simulated")),
+        str,
+        Option(
+            "How workers are run: uni = in the core's process; simulated = no model, for scheduler studies.",
+            choices=("uni", "simulated"),
+        ),
     ] = "uni"
     worker_cls: Annotated[str | None, Option('Worker class as "module:Class" in place of the built-in one.')] = None
     worker_extension_cls: Annotated[
-        str | None, Option('Class as "module:Class" whose methods collective_rpc can call as extension.NAME.'),
+        str | None,
+        Option('Class as "module:Class" whose methods collective_rpc can call as extension.NAME.'),
     ] = None
     num_threads: Annotated[int | None, Option("Compute threads (default: the CPUs we may use).", at_least=1)] = None
     device: Annotated[str, Option("Device to run on.", choices=("auto", "cpu"))] = "auto"

@@ -13,20 +13,30 @@ class SchedulerConfig:
     """What the user asked about scheduling."""
 
     max_num_batched_tokens: Annotated[
-        int | None, Option("Most tokens in one step, over all requests (default on a CPU: 2048).", at_least=1),
+        int | None,
+        Option("Most tokens in one step, over all requests (default on a CPU: 2048).", at_least=1),
     ] = None
-    max_num_seqs: Annotated[int | None, Option("Most requests running at once (default on a CPU: 128).", at_least=1)] = None
+    max_num_seqs: Annotated[
+        int | None, Option("Most requests running at once (default on a CPU: 128).", at_least=1)
+    ] = None
     enable_chunked_prefill: Annotated[bool, Option("Split long prompts over several steps.")] = True
     long_prefill_token_threshold: Annotated[
-        int, Option("Most prompt tokens of one request per step while others run; 0 = no limit.", at_least=0),
+        int,
+        Option("Most prompt tokens of one request per step while others run; 0 = no limit.", at_least=0),
     ] = 0
     scheduling_policy: Annotated[
-        str, Option("fcfs = in order of arrival; priority = lower numbers first.", choices=("fcfs", "priority")),
+        str,
+        Option("fcfs = in order of arrival; priority = lower numbers first.", choices=("fcfs", "priority")),
     ] = "fcfs"
     watermark: Annotated[
-        float, Option("Share of KV blocks kept free when a waiting request is admitted beside running ones.",
-                      at_least=0.0, at_most=0.9),
+        float,
+        Option(
+            "Share of KV blocks kept free when a waiting request is admitted beside running ones.",
+            at_least=0.0,
+            at_most=0.9,
+        ),
     ] = 0.0
     async_scheduling: Annotated[
-        bool, Option("Plan the next step while one runs (two steps in flight); executors that cannot refuse it."),
+        bool,
+        Option("Plan the next step while one runs (two steps in flight); executors that cannot refuse it."),
     ] = False

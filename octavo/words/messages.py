@@ -3,7 +3,8 @@
     front end  --EngineCoreRequest-->  core      scheduler --SchedulerOutput-->     workers
     front end  <--EngineCoreOutputs--  core      scheduler <--ModelRunnerOutput--   workers
 
-Structs are array-like on the wire: fields may be appended, never reordered.
+Structs are array-like on the wire: fields may be appended, never reordered. Those made per request and step are kept
+from the garbage collector (``gc=False``), which they could not bother with cycles anyway.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, kw_only=True):
     client_index: int = 0
 
 
-class LogprobsRow(msgspec.Struct, array_like=True, frozen=True):
+class LogprobsRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Candidates at one position: entry 0 is the chosen (or given) token with its rank, then the best in order."""
 
     token_ids: list[int]
@@ -83,7 +84,7 @@ class NewRequestData(msgspec.Struct, array_like=True, kw_only=True):
     num_computed_tokens: int
 
 
-class CachedRequestData(msgspec.Struct, array_like=True, kw_only=True):
+class CachedRequestData(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     """What is new for a request the workers already know. ``new_block_ids`` are appended, one list per KV group."""
 
     request_id: str
@@ -130,7 +131,7 @@ class ModelRunnerOutput(msgspec.Struct, array_like=True, kw_only=True):
     draft_token_ids: dict[str, list[int]] = {}
 
 
-class EngineCoreOutput(msgspec.Struct, array_like=True, kw_only=True):
+class EngineCoreOutput(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     """What a step brought to one request. Tokens after a stop are already trimmed.
 
     ``prompt_logprobs`` is sent once, with the first token, without the leading None. ``stop_reason`` is the stop

@@ -113,8 +113,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         _require("top_p", 0.0 < self.top_p <= 1.0, "must be above 0 and at most 1", self.top_p)
         _require("top_k", self.top_k >= 0, "must be -1 or 0 (all) or at least 1", self.top_k)
         _require("min_p", 0.0 <= self.min_p <= 1.0, "must be between 0 and 1", self.min_p)
-        _require("seed", self.seed is None or 0 <= self.seed <= MAX_SEED, f"must be -1 (none) or 0 to {MAX_SEED}", self.seed)
-        _require("max_tokens", self.max_tokens is None or 1 <= self.max_tokens < 2**31, "must be at least 1", self.max_tokens)
+        _require(
+            "seed", self.seed is None or 0 <= self.seed <= MAX_SEED, f"must be -1 (none) or 0 to {MAX_SEED}", self.seed
+        )
+        _require(
+            "max_tokens", self.max_tokens is None or 1 <= self.max_tokens < 2**31, "must be at least 1", self.max_tokens
+        )
         _require("min_tokens", self.min_tokens >= 0, "must be at least 0", self.min_tokens)
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
@@ -139,9 +143,13 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
 
     def _check_combinations(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise RequestError(f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens}).", param="min_tokens")
+            raise RequestError(
+                f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens}).", param="min_tokens"
+            )
         if self.is_greedy and self.n > 1:
-            raise RequestError(f"n must be 1 when temperature is 0, got n={self.n}: all choices would be the same.", param="n")
+            raise RequestError(
+                f"n must be 1 when temperature is 0, got n={self.n}: all choices would be the same.", param="n"
+            )
         if self.stop_strings and not self.detokenize:
             raise RequestError("stop needs detokenize=True: stop strings are looked for in the text.", param="stop")
 

@@ -1,0 +1,48 @@
+"""Octavo: an LLM inference engine with a paged KV cache, continuous batching and prefix caching.
+
+The public names are loaded when they are first used, so ``import octavo`` imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from octavo.config.engine_config import EngineConfig as EngineConfig
+    from octavo.config.flat import EngineArgs as EngineArgs
+    from octavo.engine.llm_engine import LLMEngine as LLMEngine
+    from octavo.frontend.llm import LLM as LLM
+    from octavo.words.inputs import TextPrompt as TextPrompt
+    from octavo.words.inputs import TokensPrompt as TokensPrompt
+    from octavo.words.outputs import CompletionOutput as CompletionOutput
+    from octavo.words.outputs import RequestOutput as RequestOutput
+    from octavo.words.sampling_params import SamplingParams as SamplingParams
+
+_HOMES = {
+    "CompletionOutput": "octavo.words.outputs",
+    "EngineArgs": "octavo.config.flat",
+    "EngineConfig": "octavo.config.engine_config",
+    "LLM": "octavo.frontend.llm",
+    "LLMEngine": "octavo.engine.llm_engine",
+    "RequestOutput": "octavo.words.outputs",
+    "SamplingParams": "octavo.words.sampling_params",
+    "TextPrompt": "octavo.words.inputs",
+    "TokensPrompt": "octavo.words.inputs",
+}
+
+__all__ = ["LLM", "CompletionOutput", "EngineArgs", "EngineConfig", "LLMEngine", "RequestOutput", "SamplingParams",
+           "TextPrompt", "TokensPrompt", "__version__"]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'octavo' has no attribute {name!r}; it has {', '.join(_HOMES)}")
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,247 @@
+"""EngineConfig + ModelFacts + DeviceCaps -> Plan: every decision, with its reason, in one pure function."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from octavo.config.engine_config import EngineConfig
+from octavo.plan.plan import Plan
+from octavo.util.byte_size import format_byte_size
+from octavo.words.device_caps import DeviceCaps
+from octavo.words.errors import ConfigError, InsufficientMemoryError
+from octavo.words.model_facts import ModelFacts
+
+DEFAULT_BLOCK_SIZE = 32
+DEFAULT_MAX_NUM_BATCHED_TOKENS = 2048
+DEFAULT_MAX_NUM_SEQS = 128
+# KV memory when nothing is asked: room for a few long requests, so that the engine starts fast.
+DEFAULT_NUM_LONG_REQUESTS = 4
+MIN_DEFAULT_KV_BYTES = 256 << 20
+
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_MAX_STEPS_IN_FLIGHT = {"uni": 1, "simulated": 2}
+
+T = TypeVar("T")
+
+
+class Decision(NamedTuple, Generic[T]):
+    """A value and the one line that says why."""
+
+    value: T
+    reason: str
+
+
+def make_plan(config: EngineConfig, facts: ModelFacts, caps: DeviceCaps) -> Plan:
+    """Decide everything that can be decided before a weight is loaded.
+
+    Raises ConfigError for what cannot be had (or contradicts itself), InsufficientMemoryError where not even the
+    weights fit.
+    """
+    if config.model.trust_remote_code:
+        raise ConfigError("trust_remote_code=True cannot be had: Octavo never runs a checkpoint's code; leave it out")
+    dtype = _dtype(config, caps)
+    kv_cache_dtype = _kv_cache_dtype(config, dtype.value)
+    max_model_len = _max_model_len(config, facts)
+    longest = max_model_len.value or facts.max_position
+    tokens, seqs = _step_budgets(config, longest)
+    decisions: dict[str, Decision[Any]] = {
+        "device": _device(config, caps),
+        "dtype": dtype,
+        "kv_cache_dtype": kv_cache_dtype,
+        "attention_backend": Decision("reference", "the only attention backend there is for a CPU"),
+        "max_model_len": max_model_len,
+        "block_size": _block_size(config),
+        "max_num_batched_tokens": tokens,
+        "max_num_seqs": seqs,
+        "enable_prefix_caching": _as_asked(config.cache.enable_prefix_caching),
+        "enable_chunked_prefill": _as_asked(config.scheduler.enable_chunked_prefill),
+        "kv_cache_bytes": _kv_cache_bytes(config, facts, caps, plan_dtype=dtype.value, kv_dtype=kv_cache_dtype.value),
+        "memory_fraction": _memory_fraction(config),
+        "num_threads": _num_threads(config, caps),
+        "max_steps_in_flight": _max_steps_in_flight(config),
+        "batch_invariant": Decision(False, "ops run on plain torch, whose kernels change with the number of rows"),
+    }
+    values = {name: decision.value for name, decision in decisions.items()}
+    return Plan(**values, reasons={name: decision.reason for name, decision in decisions.items()})
+
+
+def _as_asked(value: T) -> Decision[T]:
+    return Decision(value, "as asked, or the default")
+
+
+def _device(config: EngineConfig, caps: DeviceCaps) -> Decision[str]:
+    asked = config.parallel.device
+    if asked not in ("auto", caps.device):
+        raise ConfigError(f"device={asked} cannot be had: this machine offers {caps.device}; use that or auto")
+    return Decision(caps.device, f"{caps.name}" + (" (auto)" if asked == "auto" else ", as asked"))
+
+
+def _dtype(config: EngineConfig, caps: DeviceCaps) -> Decision[str]:
+    asked = config.model.dtype
+    if asked == "auto":
+        best = caps.fast_dtypes[0]
+        if best == "float32":
+            return Decision(best, f"auto: {caps.name} has no bfloat16 unit")
+        return Decision(best, f"auto: {caps.name} has a unit for it")
+    if asked not in caps.supported_dtypes:
+        raise ConfigError(
+            f"dtype={asked} cannot be had on {caps.device}: there is {', '.join(caps.supported_dtypes)}; "
+            "float32 holds every float16 value exactly"
+        )
+    return Decision(asked, "as asked" if asked in caps.fast_dtypes else "as asked; without a unit for it, it is slow")
+
+
+def _kv_cache_dtype(config: EngineConfig, dtype: str) -> Decision[str]:
+    asked = config.cache.kv_cache_dtype
+    return Decision(dtype, "auto: the model's dtype") if asked == "auto" else Decision(asked, "as asked")
+
+
+def _max_model_len(config: EngineConfig, facts: ModelFacts) -> Decision[int | None]:
+    asked = config.model.max_model_len
+    if asked is None:
+        return Decision(facts.max_position, "the model's own")
+    if asked == "auto":
+        return Decision(None, "auto: fitted to the KV memory after profiling")
+    length = int(asked)
+    if length > facts.max_position:
+        raise ConfigError(
+            f"max_model_len={length} cannot be had: the model has {facts.max_position} positions; "
+            f"give at most {facts.max_position}, or leave it out"
+        )
+    return Decision(length, "as asked")
+
+
+def _block_size(config: EngineConfig) -> Decision[int | None]:
+    if config.cache.block_size is not None:
+        return Decision(config.cache.block_size, "as asked")
+    return Decision(DEFAULT_BLOCK_SIZE, "default on a CPU")
+
+
+def _step_budgets(config: EngineConfig, longest: int) -> tuple[Decision[int], Decision[int]]:
+    """Tokens and requests per step: each running request needs a token, each whole prompt all of its tokens."""
+    asked_tokens, asked_seqs = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
+    _check_threshold(config, longest)
+    tokens = _tokens(config, longest)
+    if asked_seqs is None:
+        if tokens.value >= DEFAULT_MAX_NUM_SEQS:
+            return tokens, Decision(DEFAULT_MAX_NUM_SEQS, "default on a CPU")
+        reason = f"lowered to max_num_batched_tokens={tokens.value}: each request needs a token"
+        return tokens, Decision(tokens.value, reason)
+    if tokens.value >= asked_seqs:
+        return tokens, Decision(asked_seqs, "as asked")
+    if asked_tokens is None:
+        raised = Decision(asked_seqs, f"raised to max_num_seqs={asked_seqs}: each request needs a token")
+        return raised, Decision(asked_seqs, "as asked")
+    raise ConfigError(
+        f"max_num_batched_tokens={asked_tokens} is less than max_num_seqs={asked_seqs}: a step could not hold "
+        "one token of each request; raise the first or lower the second"
+    )
+
+
+def _check_threshold(config: EngineConfig, longest: int) -> None:
+    threshold = config.scheduler.long_prefill_token_threshold
+    if threshold > longest:
+        raise ConfigError(
+            f"long_prefill_token_threshold={threshold} is more than max_model_len={longest} and would do nothing; "
+            "lower it, or leave it out"
+        )
+
+
+def _tokens(config: EngineConfig, longest: int) -> Decision[int]:
+    asked = config.scheduler.max_num_batched_tokens
+    whole_prompts = not config.scheduler.enable_chunked_prefill
+    if asked is None:
+        if whole_prompts and longest > DEFAULT_MAX_NUM_BATCHED_TOKENS:
+            return Decision(longest, f"raised to max_model_len={longest}: prompts are not split over steps")
+        return Decision(DEFAULT_MAX_NUM_BATCHED_TOKENS, "default on a CPU")
+    if whole_prompts and asked < longest:
+        raise ConfigError(
+            f"max_num_batched_tokens={asked} is less than max_model_len={longest}, and without chunked prefill a "
+            f"prompt must fit into one step; raise it to {longest}, lower max_model_len, or allow chunked prefill"
+        )
+    return Decision(asked, "as asked")
+
+
+def _kv_cache_bytes(
+    config: EngineConfig, facts: ModelFacts, caps: DeviceCaps, *, plan_dtype: str, kv_dtype: str
+) -> Decision[int | None]:
+    left = caps.available_bytes - _weight_bytes(facts, plan_dtype)
+    if left <= 0:
+        raise _weights_do_not_fit(facts, caps, plan_dtype)
+    if config.cache.kv_cache_memory_bytes is not None:
+        return Decision(config.cache.kv_cache_memory_bytes, "as asked")
+    if config.cache.gpu_memory_utilization is not None:
+        return Decision(None, "learnt from profiling: the share gpu_memory_utilization asks for, less what is used")
+    wanted = DEFAULT_NUM_LONG_REQUESTS * _longest_request_bytes(config, facts, kv_dtype)
+    most = left // 2
+    if max(wanted, MIN_DEFAULT_KV_BYTES) > most:
+        return Decision(most, f"default: half of the {format_byte_size(left)} that the weights leave")
+    if wanted < MIN_DEFAULT_KV_BYTES:
+        return Decision(MIN_DEFAULT_KV_BYTES, f"default: at least {format_byte_size(MIN_DEFAULT_KV_BYTES)}")
+    return Decision(wanted, f"default: {DEFAULT_NUM_LONG_REQUESTS} requests of the longest length")
+
+
+def _longest_request_bytes(config: EngineConfig, facts: ModelFacts, kv_dtype: str) -> int:
+    """KV bytes of one request of the greatest length, rounded up to blocks; a windowed layer keeps its window only."""
+    asked = config.model.max_model_len
+    length = asked if isinstance(asked, int) else facts.max_position
+    block = config.cache.block_size or DEFAULT_BLOCK_SIZE
+    layer_token_bytes = 2 * facts.num_kv_heads * facts.head_size * _ITEM_BYTES[kv_dtype]
+    tokens = sum(min(length, _kept_tokens(facts, kind, length)) + block for kind in _layer_types(facts))
+    return tokens * layer_token_bytes
+
+
+def _layer_types(facts: ModelFacts) -> tuple[str, ...]:
+    return facts.layer_types or ("full",) * facts.num_layers
+
+
+def _kept_tokens(facts: ModelFacts, kind: str, length: int) -> int:
+    """Tokens a layer holds at most; while a chunk is computed, a window reaches back from its first token."""
+    reach = {"sliding_window": facts.sliding_window, "chunked_local": facts.chunk_size}.get(kind)
+    return length if reach is None else reach + DEFAULT_MAX_NUM_BATCHED_TOKENS
+
+
+def _weight_bytes(facts: ModelFacts, dtype: str) -> int:
+    """In memory: quantised files are dequantised to ``dtype`` at load."""
+    return facts.num_parameters * _ITEM_BYTES[dtype]
+
+
+def _weights_do_not_fit(facts: ModelFacts, caps: DeviceCaps, dtype: str) -> InsufficientMemoryError:
+    needed = _weight_bytes(facts, dtype)
+    smaller = "; dtype=bfloat16 halves it" if dtype == "float32" else ""
+    return InsufficientMemoryError(
+        f"the weights need {format_byte_size(needed)} in {dtype}, and {format_byte_size(caps.available_bytes)} of "
+        f"memory are available to this process (the least of free memory, cgroup and ulimit){smaller}; free memory, raise "
+        "the limit, or take a smaller model",
+        needed_bytes=needed,
+        available_bytes=caps.available_bytes,
+    )
+
+
+def _memory_fraction(config: EngineConfig) -> Decision[float | None]:
+    asked = config.cache.gpu_memory_utilization
+    if asked is None:
+        return Decision(None, "not asked: KV memory is given in bytes")
+    if config.cache.kv_cache_memory_bytes is not None:
+        return Decision(None, "kv_cache_memory_bytes is exact and goes before gpu_memory_utilization")
+    return Decision(asked, "as asked")
+
+
+def _num_threads(config: EngineConfig, caps: DeviceCaps) -> Decision[int]:
+    asked = config.parallel.num_threads
+    if asked is None:
+        return Decision(caps.num_threads, "the CPUs that affinity and cgroup quota leave us")
+    more = f"; more than the {caps.num_threads} CPUs we may use" if asked > caps.num_threads else ""
+    return Decision(asked, "as asked" + more)
+
+
+def _max_steps_in_flight(config: EngineConfig) -> Decision[int]:
+    if not config.scheduler.async_scheduling:
+        return Decision(1, "each step is planned when the one before is done")
+    backend = config.parallel.distributed_executor_backend
+    if _MAX_STEPS_IN_FLIGHT[backend] < 2:
+        raise ConfigError(
+            f"async_scheduling=True cannot be had with distributed_executor_backend={backend}, which runs one step at "
+            "a time; leave it out"
+        )
+    return Decision(2, "async_scheduling: the next step is planned while one runs")

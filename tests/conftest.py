@@ -1,0 +1,32 @@
+"""Models that many tests share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from octavo.checkpoint.catalogue import models_dir, pull
+from tests.succ import make_succ
+
+
+@pytest.fixture(scope="session")
+def succ(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the model that counts; its answers are known exactly."""
+    return make_succ(tmp_path_factory.mktemp("models") / "succ")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> str:
+    """Name of the one real model that every run of the tests uses; downloaded once if it is not in the cache."""
+    pull("smollm2-135m", progress=False)
+    return "smollm2-135m"
+
+
+@pytest.fixture(scope="session", params=["gemma3-270m", "qwen2.5-coder-0.5b", "smollm2-135m"])
+def real_model(request: pytest.FixtureRequest) -> str:
+    """Each of the real models in turn, for tests marked ``models``."""
+    name: str = request.param
+    if not (models_dir() / name).is_dir():
+        pytest.skip(f"{name} is not in the model cache: python scripts/test_models.py {name}")
+    return name

@@ -1,0 +1,152 @@
+"""Asked -> decided, as a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from octavo.config.flat import config_from_kwargs
+from octavo.plan.plan import Plan
+from octavo.plan.planner import make_plan
+from octavo.words.device_caps import DeviceCaps
+from octavo.words.errors import ConfigError, InsufficientMemoryError
+from octavo.words.model_facts import ModelFacts, RopeFacts
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+PLAIN = DeviceCaps(device="cpu", name="Plain", num_threads=4, total_bytes=16 * GIB, available_bytes=8 * GIB)
+MODERN = msgspec.structs.replace(PLAIN, name="Modern", fast_dtypes=("bfloat16", "float32"))
+
+# 46,080 bytes of float32 KV per token and 8192 positions, as SmolLM2-135M has.
+SMALL = ModelFacts(
+    architecture="llama",
+    source_architecture="LlamaForCausalLM",
+    num_layers=30,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_heads=9,
+    num_kv_heads=3,
+    head_size=64,
+    vocab_size=49152,
+    max_position=8192,
+    norm_eps=1e-5,
+    rope=RopeFacts(rotary_dim=64),
+    num_parameters=134_515_008,
+)
+
+
+def plan(*, facts: ModelFacts = SMALL, caps: DeviceCaps = PLAIN, **asked: Any) -> Plan:
+    return make_plan(config_from_kwargs(**asked), facts, caps)
+
+
+@pytest.mark.parametrize(
+    ("asked", "decided"),
+    [
+        ({}, {"device": "cpu", "dtype": "float32", "kv_cache_dtype": "float32", "attention_backend": "reference"}),
+        ({}, {"block_size": 32, "max_num_batched_tokens": 2048, "max_num_seqs": 128, "max_model_len": 8192}),
+        ({}, {"enable_prefix_caching": True, "enable_chunked_prefill": True, "num_threads": 4}),
+        ({}, {"max_steps_in_flight": 1, "batch_invariant": False, "memory_fraction": None}),
+        ({"dtype": "bfloat16"}, {"dtype": "bfloat16", "kv_cache_dtype": "bfloat16"}),
+        ({"kv_cache_dtype": "bfloat16"}, {"dtype": "float32", "kv_cache_dtype": "bfloat16"}),
+        ({"max_model_len": 100}, {"max_model_len": 100}),
+        ({"max_model_len": "auto"}, {"max_model_len": None}),
+        ({"block_size": 1}, {"block_size": 1}),
+        # A step holds a token of each request.
+        ({"max_num_batched_tokens": 1}, {"max_num_batched_tokens": 1, "max_num_seqs": 1}),
+        ({"max_num_batched_tokens": 64}, {"max_num_batched_tokens": 64, "max_num_seqs": 64}),
+        ({"max_num_seqs": 4096}, {"max_num_batched_tokens": 4096, "max_num_seqs": 4096}),
+        ({"max_num_seqs": 1, "max_num_batched_tokens": 1}, {"max_num_batched_tokens": 1, "max_num_seqs": 1}),
+        # Without chunked prefill a prompt fits into one step.
+        ({"enable_chunked_prefill": False}, {"max_num_batched_tokens": 8192, "enable_chunked_prefill": False}),
+        ({"enable_chunked_prefill": False, "max_model_len": 100}, {"max_num_batched_tokens": 2048}),
+        ({"enable_chunked_prefill": False, "max_num_batched_tokens": 8192}, {"max_num_batched_tokens": 8192}),
+        # KV memory: four requests of the longest length, within bounds.
+        ({}, {"kv_cache_bytes": 4 * (8192 + 32) * 46_080}),
+        ({"max_model_len": 64}, {"kv_cache_bytes": 256 * MIB}),
+        ({"kv_cache_memory_bytes": "1MiB"}, {"kv_cache_bytes": MIB}),
+        ({"gpu_memory_utilization": 0.5}, {"kv_cache_bytes": None, "memory_fraction": 0.5}),
+        (
+            {"gpu_memory_utilization": 0.5, "kv_cache_memory_bytes": 10**9},
+            {"kv_cache_bytes": 10**9, "memory_fraction": None},
+        ),
+        ({"num_threads": 9}, {"num_threads": 9}),
+        ({"enable_prefix_caching": False}, {"enable_prefix_caching": False}),
+        (
+            {"async_scheduling": True, "distributed_executor_backend": "simulated"},
+            {"max_steps_in_flight": 2},
+        ),
+        ({"device": "cpu"}, {"device": "cpu"}),
+    ],
+)
+def test_asked_and_decided(asked: dict[str, Any], decided: dict[str, Any]) -> None:
+    made = msgspec.structs.asdict(plan(**asked))
+    assert {name: made[name] for name in decided} == decided
+
+
+def test_auto_dtype_is_bfloat16_where_the_cpu_has_a_unit_for_it() -> None:
+    assert plan(caps=MODERN).dtype == "bfloat16"
+    assert "no bfloat16 unit" in plan(caps=PLAIN).reasons["dtype"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"dtype": "float16"}, "dtype=float16 .*bfloat16, float32"),
+        ({"max_model_len": 8193}, "8193 .*8192"),
+        ({"max_num_seqs": 65, "max_num_batched_tokens": 64}, "max_num_batched_tokens=64 .*max_num_seqs=65"),
+        ({"enable_chunked_prefill": False, "max_num_batched_tokens": 8191}, "8191 .*8192"),
+        (
+            {"enable_chunked_prefill": False, "max_model_len": "auto", "max_num_batched_tokens": 64},
+            "max_num_batched_tokens=64 .*8192",
+        ),
+        ({"long_prefill_token_threshold": 101, "max_model_len": 100}, "101 .*100"),
+        ({"async_scheduling": True}, "async_scheduling.*uni"),
+        ({"trust_remote_code": True}, "never runs"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_with_its_numbers(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan(**asked)
+
+
+def test_every_decision_has_its_reason() -> None:
+    made = plan()
+    assert set(made.reasons) == set(Plan.__struct_fields__) - {"reasons"}
+    assert all(made.reasons.values())
+
+
+def test_a_lowered_limit_says_what_lowered_it() -> None:
+    assert "max_num_batched_tokens=64" in plan(max_num_batched_tokens=64).reasons["max_num_seqs"]
+
+
+def test_default_kv_memory_is_at_most_half_of_what_the_weights_leave() -> None:
+    weights = SMALL.num_parameters * 4
+    tight = msgspec.structs.replace(PLAIN, available_bytes=weights + 400 * MIB)
+    assert plan(caps=tight).kv_cache_bytes == 200 * MIB
+    assert plan(caps=tight, max_model_len=64).kv_cache_bytes == 200 * MIB
+
+
+def test_windowed_layers_need_less_kv_memory() -> None:
+    windowed = msgspec.structs.replace(SMALL, layer_types=("sliding_window",) * 25 + ("full",) * 5, sliding_window=512)
+    token_bytes = 2 * 3 * 64 * 4
+    per_request = (25 * (512 + 2048 + 32) + 5 * (8192 + 32)) * token_bytes
+    assert plan(facts=windowed).kv_cache_bytes == 4 * per_request
+
+
+def test_weights_that_do_not_fit_are_refused_before_loading() -> None:
+    with pytest.raises(InsufficientMemoryError, match="dtype=bfloat16 halves it") as caught:
+        plan(caps=msgspec.structs.replace(PLAIN, available_bytes=100 * MIB))
+    assert caught.value.needed_bytes == SMALL.num_parameters * 4
+    assert caught.value.available_bytes == 100 * MIB
+
+
+def test_a_device_that_is_not_here_is_refused() -> None:
+    with pytest.raises(ConfigError, match="device=cpu .*cuda"):
+        plan(caps=msgspec.structs.replace(PLAIN, device="cuda"), device="cpu")
+
+
+def test_making_a_plan_twice_gives_the_same_one() -> None:
+    assert plan(max_num_seqs=3) == plan(max_num_seqs=3)
