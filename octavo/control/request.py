@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 from octavo.words.messages import EngineCoreRequest, FinishReason, LogprobsRow
 
-BlockHasher = Callable[["Request"], list[bytes]]
-"""Returns the hashes of the full blocks that ``request.block_hashes`` does not hold yet."""
+
+class BlockHasher(Protocol):
+    """Hashes full blocks of ``block_size`` tokens."""
+
+    block_size: int
+
+    def __call__(self, request: Request) -> list[bytes]:
+        """Return the hashes of the full blocks that ``request.block_hashes`` does not hold yet."""
 
 
 class RequestStatus(enum.IntEnum):
@@ -27,6 +34,9 @@ class RequestStatus(enum.IntEnum):
         return self >= RequestStatus.FINISHED_STOPPED
 
 
+NEVER = 1 << 62
+"""A number of tokens that no request reaches."""
+
 FINISH_REASONS = {
     RequestStatus.FINISHED_STOPPED: FinishReason.STOP,
     RequestStatus.FINISHED_LENGTH: FinishReason.LENGTH,
@@ -38,7 +48,10 @@ FINISH_REASONS = {
 class Request:
     """One request as the scheduler sees it: tokens, how many of them are computed, and how it ends.
 
-    ``num_computed_tokens`` catches up with ``num_tokens_with_drafts``; there are no prefill and decode phases.
+    ``num_computed_tokens`` catches up with ``num_tokens_with_drafts``; there are no prefill and decode phases. It
+    counts a step's tokens from the moment the step is scheduled. ``num_output_placeholders`` are the tokens that
+    steps in flight will sample, at most: one each, and one more per draft. ``last_step_id`` is the newest step that
+    holds the request. ``max_total_tokens`` (prompt and output) is set when the scheduler takes the request.
     ``block_hashes`` grow as tokens are appended (one per full hash block). Only the scheduler writes to it.
     """
 
@@ -53,6 +66,7 @@ class Request:
         self.prompt_token_ids = message.prompt_token_ids
         self.num_prompt_tokens = len(message.prompt_token_ids)
         self.all_token_ids = message.prompt_token_ids + message.output_token_ids
+        self.num_tokens = len(self.all_token_ids)
         self.draft_token_ids: list[int] = []
 
         self.status = RequestStatus.WAITING
@@ -60,26 +74,29 @@ class Request:
         self.error: str | None = None
         self.num_computed_tokens = 0
         self.num_output_placeholders = 0
+        self.last_step_id = 0
+        self.max_total_tokens = 0
         self.num_cached_tokens = -1
         self.num_preemptions = 0
         self.first_scheduled_time: float | None = None
         self.prompt_logprobs: list[LogprobsRow] = []
 
-        self._block_hasher = block_hasher
-        self.block_hashes: list[bytes] = []
-        self._extend_block_hashes()
+        self.eos_token_ids = frozenset(message.sampling.eos_token_ids)
+        self.end_token_ids = self.eos_token_ids.union(message.sampling.params.stop_token_ids or ())
+        """Ids that end the request once min_tokens are there: end of sequence and stop ids."""
 
-    @property
-    def num_tokens(self) -> int:
-        return len(self.all_token_ids)
+        self.block_hashes: list[bytes] = []
+        self._block_hasher = block_hasher
+        self._num_tokens_to_hash = 0 if block_hasher is not None else NEVER
+        self._hash_full_blocks()
 
     @property
     def num_tokens_with_drafts(self) -> int:
-        return len(self.all_token_ids) + len(self.draft_token_ids)
+        return self.num_tokens + len(self.draft_token_ids)
 
     @property
     def num_output_tokens(self) -> int:
-        return len(self.all_token_ids) - self.num_prompt_tokens
+        return self.num_tokens - self.num_prompt_tokens
 
     @property
     def output_token_ids(self) -> list[int]:
@@ -97,13 +114,20 @@ class Request:
     def finish_reason(self) -> FinishReason | None:
         return FINISH_REASONS.get(self.status)
 
-    def append_output_tokens(self, token_ids: Sequence[int]) -> None:
-        self.all_token_ids.extend(token_ids)
-        self._extend_block_hashes()
+    def append_output_token(self, token_id: int) -> None:
+        self.all_token_ids.append(token_id)
+        self.num_tokens += 1
+        if self.num_tokens >= self._num_tokens_to_hash:
+            self._hash_full_blocks()
 
-    def _extend_block_hashes(self) -> None:
+    def append_output_tokens(self, token_ids: Sequence[int]) -> None:
+        for token_id in token_ids:
+            self.append_output_token(token_id)
+
+    def _hash_full_blocks(self) -> None:
         if self._block_hasher is not None:
             self.block_hashes.extend(self._block_hasher(self))
+            self._num_tokens_to_hash = (len(self.block_hashes) + 1) * self._block_hasher.block_size
 
     def __repr__(self) -> str:
         return f"Request({self.request_id}, {self.status.name}, computed {self.num_computed_tokens}/{self.num_tokens})"

@@ -151,7 +151,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, kw_only=True, gc=False):
 
 
 class PrefixCacheStats(msgspec.Struct, array_like=True, kw_only=True):
-    """Tokens looked up and found since the last report (counted once per admission)."""
+    """Tokens looked up and found since start (counted once per request; a readmission is not counted)."""
 
     requests: int = 0
     queries: int = 0

@@ -1,0 +1,84 @@
+"""One step while it is being decided."""
+
+from __future__ import annotations
+
+from octavo.control.request import Request
+from octavo.words.messages import CachedRequestData, NewRequestData, SchedulerOutput
+
+
+class StepBuilder:
+    """Hands out the tokens of one step and notes down what the workers must be told.
+
+    ``admitted`` requests join the running ones when the step is done. ``num_held_back`` requests at the end of the
+    running ones get nothing, because they are to make room as soon as the steps that hold them return.
+    ``num_eligible`` counts the requests that could be given tokens.
+    """
+
+    def __init__(self, step_id: int, *, token_budget: int, num_eligible: int) -> None:
+        self.step_id = step_id
+        self.token_budget = token_budget
+        self.num_eligible = num_eligible
+        self.num_held_back = 0
+        self.admitted: list[Request] = []
+        self.preempted: list[Request] = []
+        self._total_tokens = 0
+        self._new: list[NewRequestData] = []
+        self._cached: list[CachedRequestData] = []
+        self._num_scheduled: dict[str, int] = {}
+        self._drafts: dict[str, list[int]] = {}
+
+    def add_running(self, request: Request, num_tokens: int, new_block_ids: tuple[list[int], ...]) -> None:
+        """Give tokens to a request that the workers know."""
+        self._cached.append(
+            CachedRequestData(
+                request_id=request.request_id,
+                new_block_ids=new_block_ids,
+                num_computed_tokens=request.num_computed_tokens,
+            )
+        )
+        self._grant(request, num_tokens)
+
+    def add_admitted(self, request: Request, num_tokens: int, block_ids: tuple[list[int], ...]) -> None:
+        """Give tokens to a request that the workers do not know, or no longer."""
+        self._new.append(
+            NewRequestData(
+                request_id=request.request_id,
+                prompt_token_ids=request.prompt_token_ids,
+                output_token_ids=request.output_token_ids,
+                sampling=request.sampling,
+                block_ids=block_ids,
+                num_computed_tokens=request.num_computed_tokens,
+            )
+        )
+        self.admitted.append(request)
+        self._grant(request, num_tokens)
+
+    def build(self, finished_request_ids: list[str]) -> SchedulerOutput:
+        """The step as the workers get it."""
+        return SchedulerOutput(
+            step_id=self.step_id,
+            new_requests=self._new,
+            cached_requests=self._cached,
+            num_scheduled_tokens=self._num_scheduled,
+            total_num_scheduled_tokens=self._total_tokens,
+            finished_request_ids=finished_request_ids,
+            preempted_request_ids=[request.request_id for request in self.preempted],
+            draft_token_ids=self._drafts,
+        )
+
+    def _grant(self, request: Request, num_tokens: int) -> None:
+        self.token_budget -= num_tokens
+        self._total_tokens += num_tokens
+        self._num_scheduled[request.request_id] = num_tokens
+
+        # Counted at once, not when the step returns: the next step may be decided before that.
+        request.num_computed_tokens += num_tokens
+        request.last_step_id = self.step_id
+        num_drafts = request.num_computed_tokens - request.num_tokens - request.num_output_placeholders
+        if num_drafts < 0:
+            return  # Still short of its newest token: this step samples nothing for it.
+        request.num_output_placeholders += 1 + num_drafts
+        if num_drafts:
+            self._drafts[request.request_id] = request.draft_token_ids[:num_drafts]
+        if request.draft_token_ids:
+            request.draft_token_ids = []
