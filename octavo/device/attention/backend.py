@@ -1,0 +1,98 @@
+"""The seam between attention layers and the code that computes attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from octavo.device.attention.metadata import AttentionMetadata, CommonMetadata
+from octavo.device.ops.paged_attention import AttentionOptions
+from octavo.words.kv_cache_spec import AttentionSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionNeeds:
+    """What a model asks of a backend, over all its layers. dtypes are names (float32, bfloat16)."""
+
+    device: str
+    head_size: int
+    dtype: str
+    kv_cache_dtype: str
+    block_size: int | None = None
+    sliding_window: bool = False
+    chunked_local: bool = False
+    softcap: bool = False
+    sinks: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Support:
+    """What a backend can do, as data. An empty tuple means that any value is fine."""
+
+    devices: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    kv_cache_dtypes: tuple[str, ...] = ()
+    head_sizes: tuple[int, ...] = ()
+    block_size_multiple: int = 1
+    sliding_window: bool = True
+    chunked_local: bool = True
+    softcap: bool = True
+    sinks: bool = True
+
+    def reasons_against(self, needs: AttentionNeeds) -> list[str]:
+        """Say, one line each, why these needs do not fit; an empty list is a yes."""
+        lists = (
+            ("device", needs.device, self.devices),
+            ("dtype", needs.dtype, self.dtypes),
+            ("KV cache dtype", needs.kv_cache_dtype, self.kv_cache_dtypes),
+            ("head size", needs.head_size, self.head_sizes),
+        )
+        reasons = [
+            f"{what} {asked} is not one of {', '.join(map(str, known))}"
+            for what, asked, known in lists
+            if known and asked not in known
+        ]
+        if needs.block_size is not None and needs.block_size % self.block_size_multiple:
+            reasons.append(f"block size {needs.block_size} is not a multiple of {self.block_size_multiple}")
+        features = ("sliding_window", "chunked_local", "softcap", "sinks")
+        reasons += [
+            f"{feature.replace('_', ' ')} is not supported"
+            for feature in features
+            if getattr(needs, feature) and not getattr(self, feature)
+        ]
+        return reasons
+
+
+class AttentionBackend(Protocol):
+    """Computes attention over a paged cache. Stateless: everything a step needs is in its metadata.
+
+    ``preferred_block_sizes`` are kernel block sizes in tokens, best first; the first is used where nobody asked.
+    """
+
+    name: str
+    support: Support
+    preferred_block_sizes: tuple[int, ...]
+
+    def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_size: int) -> tuple[int, ...]:
+        """Shape of one layer's cache tensor; [2, num_blocks, block_size, num_kv_heads, head_size], keys first."""
+        ...
+
+    def build_metadata(self, common: CommonMetadata, spec: AttentionSpec) -> AttentionMetadata:
+        """Prepare a step, once for all layers of a KV group that have this spec."""
+        ...
+
+    def forward(
+        self,
+        query: Tensor,
+        kv_cache: Tensor,
+        metadata: AttentionMetadata,
+        options: AttentionOptions,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        """Attend from each row to its request's cached tokens up to itself; this step's are already stored.
+
+        query: [T, num_heads, head_size], not yet scaled. Returns the same shape and dtype.
+        """
+        ...

@@ -1,0 +1,7 @@
+"""Attention backends by name, best first where several fit: name -> "module:Class"."""
+
+from __future__ import annotations
+
+BACKENDS: dict[str, str] = {
+    "reference": "octavo.device.attention.reference:ReferenceAttention",
+}

@@ -1,0 +1,26 @@
+"""The seam for weight formats: what parameters a linear layer has, and what they are to the ops."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from octavo.device.ops.linear import LinearWeight
+
+
+class QuantMethod(Protocol):
+    """One weight format. Stateless; a layer keeps the parameters that ``create_weights`` gave it."""
+
+    name: str
+
+    def create_weights(
+        self, layer: nn.Module, in_features: int, out_features: int, *, bias: bool, dtype: torch.dtype
+    ) -> None:
+        """Register uninitialised parameters on the layer."""
+        ...
+
+    def operand(self, layer: nn.Module) -> LinearWeight:
+        """The layer's weights as the ops take them."""
+        ...

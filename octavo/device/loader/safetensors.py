@@ -1,0 +1,62 @@
+"""Weights from safetensors files, mapped into memory; no pickle, and no copy but the one into the parameter."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from octavo.checkpoint.safetensors_header import SafetensorsFile, SafetensorsTensor, read_safetensors_folder
+from octavo.device.loader.source import StoredTensor, map_file
+
+TORCH_DTYPES: Mapping[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+
+
+class SafetensorsSource:
+    """All safetensors files of a model folder. Files stay mapped until ``close``."""
+
+    gguf = False
+
+    def __init__(self, folder: Path) -> None:
+        files = read_safetensors_folder(folder)
+        self._headers = {name: header for file in files for name, header in file.tensors.items()}
+        self._tensors = {tensor.name: tensor for file in files for tensor in _stored(file)}
+        self._maps: dict[Path, mmap.mmap] = {}
+
+    @property
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        return self._tensors
+
+    def can_read(self, tensor: StoredTensor) -> bool:
+        return tensor.type in TORCH_DTYPES
+
+    def copy(self, tensor: StoredTensor, target: Tensor, *, interleaved_heads: int = 0) -> None:
+        header = self._headers[tensor.name]
+        if header.nbytes:
+            target.copy_(self._view(tensor.file, header).view(header.shape))
+
+    def close(self) -> None:
+        self._maps.clear()
+
+    def _view(self, path: Path, header: SafetensorsTensor) -> Tensor:
+        if path not in self._maps:
+            self._maps[path] = map_file(path)
+        raw = torch.frombuffer(self._maps[path], dtype=torch.uint8, offset=header.offset, count=header.nbytes)
+        dtype = TORCH_DTYPES[header.dtype]
+        # The format does not promise alignment.
+        return (raw.clone() if header.offset % dtype.itemsize else raw).view(dtype)
+
+
+def _stored(file: SafetensorsFile) -> list[StoredTensor]:
+    return [
+        StoredTensor(tensor.name, file.path, tensor.shape, tensor.nbytes, tensor.dtype)
+        for tensor in file.tensors.values()
+    ]

@@ -1,0 +1,26 @@
+"""What a model is built with, beside the facts of its checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from octavo.device.attention.backend import AttentionBackend
+from octavo.device.layers.quantization.method import QuantMethod
+from octavo.device.layers.quantization.unquantized import UNQUANTIZED
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Decisions of the Plan in the device plane's terms.
+
+    ``dtype`` is that of weights and activations. ``max_model_len`` sizes the rotary tables: positions stay below
+    it (with "auto", the checkpoint's limit).
+    """
+
+    dtype: torch.dtype
+    kv_cache_dtype: torch.dtype
+    max_model_len: int
+    attention: AttentionBackend
+    quantization: QuantMethod = UNQUANTIZED

@@ -1,0 +1,35 @@
+"""lm_head: logits over the vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_VOCAB_TILE = 4096
+
+
+def lm_head(hidden: Tensor, weight: Tensor, softcap: float | None = None) -> Tensor:
+    """Multiply each row by the output embedding.
+
+    hidden: [R, hidden_size], weight: [vocab_size, hidden_size], one dtype; R may be 0.
+    Returns float32 [R, vocab_size]: sums are float32 and never rounded to the model's dtype. ``softcap`` c maps a
+    logit z to c * tanh(z / c).
+    """
+    if weight.dtype == torch.float32:
+        logits = F.linear(hidden, weight)
+    else:
+        rows = hidden.float()
+        logits = torch.cat([F.linear(rows, tile.float()) for tile in weight.split(_VOCAB_TILE)], dim=-1)
+    if softcap is not None:
+        logits = torch.tanh(logits / softcap) * softcap
+    return logits
+
+
+def row_tiles(num_rows: int, vocab_size: int, max_bytes: int = 64 << 20) -> Iterator[slice]:
+    """Split rows so that one tile's logits take at most ``max_bytes`` (or one row), for prompts with logprobs."""
+    step = max(1, max_bytes // (4 * vocab_size))
+    for start in range(0, num_rows, step):
+        yield slice(start, min(start + step, num_rows))

@@ -1,0 +1,24 @@
+"""The vocabulary: every op, and for every backend where its kernel is ("module:function").
+
+The reference is plain torch and fixes what the op means, roundings included; other backends are held to it by one
+parametrised test. A backend without a kernel for an op is served by the reference.
+"""
+
+from __future__ import annotations
+
+_PACKAGE = "octavo.device.ops"
+
+OPS: dict[str, dict[str, str]] = {
+    name: {"reference": f"{_PACKAGE}.{name}:{name}"}
+    for name in (
+        "add_rms_norm",
+        "embedding",
+        "gate_up_activation",
+        "linear",
+        "lm_head",
+        "paged_attention",
+        "qkv_rope_write",
+        "rms_norm",
+        "rope",
+    )
+}

@@ -1,0 +1,80 @@
+"""Composition of the device plane: the only file that looks at options to choose classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from octavo.checkpoint.resolve import Checkpoint
+from octavo.config.engine_config import EngineConfig
+from octavo.device.attention.backend import AttentionNeeds
+from octavo.device.attention.select import select_backend
+from octavo.device.models.build import build_model
+from octavo.device.models.options import ModelOptions
+from octavo.device.sample.prompt_logprobs import PromptLogprobs
+from octavo.device.sample.sampler import Sampler, builtin_processors
+from octavo.device.worker.head import SamplingHead
+from octavo.device.worker.model_runner import ModelRunner
+from octavo.plan.plan import Plan
+from octavo.util.lazy import resolve
+from octavo.words.errors import ConfigError
+from octavo.words.model_facts import ModelFacts
+
+WORKER = "octavo.device.worker.worker:Worker"
+
+
+def build_worker(config: EngineConfig, plan: Plan, facts: ModelFacts, checkpoint: Checkpoint) -> Any:
+    """The worker of this process, the user's class if ``worker_cls`` names one; nothing is loaded yet.
+
+    Raises ConfigError for a class that is not there.
+    """
+    worker_class = _class("worker_cls", config.parallel.worker_cls or WORKER)
+    return worker_class(config, plan, facts, checkpoint)
+
+
+def build_extension(config: EngineConfig, worker: object) -> Any | None:
+    """The user's ``worker_extension_cls``, made with the worker it extends; None if there is none."""
+    name = config.parallel.worker_extension_cls
+    return _class("worker_extension_cls", name)(worker) if name else None
+
+
+def build_empty_model(plan: Plan, facts: ModelFacts) -> nn.Module:
+    """The model with the Plan's dtype and attention backend, its weights not yet loaded."""
+    needs = AttentionNeeds(
+        device=plan.device,
+        head_size=facts.head_size,
+        dtype=plan.dtype,
+        kv_cache_dtype=plan.kv_cache_dtype,
+        block_size=plan.block_size,
+        sliding_window="sliding_window" in facts.layer_types,
+        chunked_local="chunked_local" in facts.layer_types,
+        softcap=facts.attn_logit_softcap is not None,
+    )
+    options = ModelOptions(
+        dtype=getattr(torch, plan.dtype),
+        kv_cache_dtype=getattr(torch, plan.kv_cache_dtype),
+        max_model_len=plan.max_model_len or facts.max_position,
+        attention=select_backend(plan.attention_backend, needs),
+    )
+    return build_model(facts, options)
+
+
+def build_model_runner(config: EngineConfig, plan: Plan, facts: ModelFacts, model: nn.Module) -> ModelRunner:
+    """The runner of a loaded model, with its sampler."""
+    sampler = Sampler(
+        plan.max_num_seqs,
+        builtin_processors(facts.vocab_size),
+        processed_logprobs=config.model.logprobs_mode == "processed_logprobs",
+    )
+    prompt_logprobs = PromptLogprobs()
+    head = SamplingHead(model, sampler, prompt_logprobs, facts.vocab_size)
+    return ModelRunner(model, head, (sampler, prompt_logprobs), plan.max_num_seqs)
+
+
+def _class(option: str, name: str) -> Any:
+    try:
+        return resolve(name)
+    except (ValueError, ImportError, AttributeError) as error:
+        raise ConfigError(f'{option}={name!r} cannot be loaded: {error}. Give "module:Class".') from error

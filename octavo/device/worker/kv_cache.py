@@ -1,0 +1,114 @@
+"""The memory behind the KV cache: allocated as planned, and shown to each attention layer as a tensor of its shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo.device.attention.backend import AttentionBackend
+from octavo.device.layers.attention import Attention
+from octavo.words.errors import UnsupportedError
+from octavo.words.kv_cache_spec import (
+    AttentionSpec,
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    SlidingWindowSpec,
+)
+
+TWO_HALVES = (FullAttentionSpec, SlidingWindowSpec, ChunkedLocalAttentionSpec)
+"""Kinds of cache that are one half of keys and one of values."""
+
+
+@dataclass(frozen=True)
+class LayerGroup:
+    """One KV group on the device: its layers, with those that share a cache of the group, and their kernel blocks."""
+
+    spec: AttentionSpec
+    layers: dict[str, Attention]
+    kernel_block_size: int
+
+
+def layer_groups(config: KVCacheConfig, layers: Mapping[str, Attention]) -> list[LayerGroup]:
+    """The groups of a plan with their layers. Raises UnsupportedError for a kind of cache that has no tensors here."""
+    groups = []
+    for group in config.groups:
+        if not isinstance(group.spec, TWO_HALVES):
+            kind = type(group.spec).__name__
+            raise UnsupportedError(
+                f"layer {group.layer_names[0]!r} needs a cache of kind {kind}, which is not built yet."
+            )
+        sharing = [name for name, owner in config.shared_layers.items() if owner in group.layer_names]
+        members = {name: layers[name] for name in (*group.layer_names, *sharing)}
+        is_padded = group.spec.page_bytes > group.spec.natural_page_bytes
+        whole = group.spec.block_size
+        size = whole if is_padded else kernel_block_size(whole, (layer.backend for layer in members.values()))
+        groups.append(LayerGroup(group.spec, members, size))
+    return groups
+
+
+class KVCache:
+    """Owns the allocations and the views into them; ``layers`` has one view per attention layer.
+
+    A view is [2, num kernel blocks, kernel_block_size, num_kv_heads, head_size]. Layers of different groups share an
+    allocation: they never hold the same block at the same time. Pages that nothing was written to cost no memory.
+    """
+
+    def __init__(self, config: KVCacheConfig, groups: Sequence[LayerGroup]) -> None:
+        group_of = {name: group for group in groups for name in group.layers}
+        self._pages: list[Tensor] = []
+        self.layers: dict[str, Tensor] = {}
+        for tensor in config.tensors:
+            # Not zeros: that would touch, and so really take, every page.
+            memory = torch.empty(tensor.size_bytes, dtype=torch.uint8)
+            self._pages.append(memory.view(2, config.num_blocks, -1))
+            for name in tensor.layer_names:
+                self.layers[name] = _layer_view(memory, group_of[name], config.num_blocks)
+        self.layers |= {name: self.layers[owner] for name, owner in config.shared_layers.items()}
+
+    def copy_blocks(self, pairs: Iterable[tuple[int, int]]) -> None:
+        """Copy whole blocks, (source, destination), in all layers."""
+        for source, destination in pairs:
+            for pages in self._pages:
+                pages[:, destination] = pages[:, source]
+
+    def zero_blocks(self, block_ids: Sequence[int]) -> None:
+        """Clear whole blocks in all layers."""
+        if block_ids:
+            for pages in self._pages:
+                pages[:, list(block_ids)] = 0
+
+
+def _layer_view(memory: Tensor, group: LayerGroup, num_blocks: int) -> Tensor:
+    spec, kernel_block_size = group.spec, group.kernel_block_size
+    halves = memory.view(getattr(torch, spec.dtype)).view(2, num_blocks, -1)
+    entries = spec.block_size * spec.num_kv_heads * spec.head_size
+    if halves.shape[-1] > entries:
+        # With padding behind each block there is no one stride from kernel block to kernel block.
+        assert kernel_block_size == spec.block_size, "padded pages are not split into kernel blocks"
+        halves = halves[:, :, :entries]
+        return halves.unflatten(-1, (kernel_block_size, spec.num_kv_heads, spec.head_size))
+    return halves.view(2, -1, kernel_block_size, spec.num_kv_heads, spec.head_size)
+
+
+def kernel_block_size(block_size: int, backends: Iterable[AttentionBackend]) -> int:
+    """The size all these backends compute with: the most preferred one that divides the block, else the block itself.
+
+    Raises UnsupportedError if the block suits none of that.
+    """
+    backends = list(backends)
+
+    def suits_all(size: int) -> bool:
+        return block_size % size == 0 and all(size % b.support.block_size_multiple == 0 for b in backends)
+
+    preferred = dict.fromkeys(size for backend in backends for size in backend.preferred_block_sizes)
+    for size in (*preferred, block_size):
+        if suits_all(size):
+            return size
+    raise UnsupportedError(
+        f"block_size {block_size} cannot be computed with",
+        [f"{b.name}: needs a multiple of {b.support.block_size_multiple}" for b in backends],
+    )

@@ -1,0 +1,167 @@
+"""The worker: owns the model and its memory on one device, and does what the executor asks."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from octavo.checkpoint.resolve import Checkpoint
+from octavo.config.engine_config import EngineConfig
+from octavo.device.layers.attention import attention_layers
+from octavo.device.loader.load import LoadReport, load_weights
+from octavo.device.platform.detect import detect_caps
+from octavo.device.worker.build import build_empty_model, build_extension, build_model_runner
+from octavo.device.worker.dummy import dummy_end, dummy_kv_cache_config, dummy_step
+from octavo.device.worker.memory import PROFILED_TOKENS, parameter_bytes, step_bytes
+from octavo.device.worker.model_runner import Step
+from octavo.device.worker.threads import torch_threads
+from octavo.plan.plan import Plan
+from octavo.util.byte_size import format_byte_size
+from octavo.words.errors import InsufficientMemoryError, UnsupportedError
+from octavo.words.kv_cache_spec import AnyKVCacheSpec, KVCacheConfig
+from octavo.words.messages import ModelRunnerOutput, SchedulerOutput
+from octavo.words.model_facts import ModelFacts
+
+WARM_UP_REQUESTS, WARM_UP_TOKENS = 2, 2
+EXTENSION_PREFIX = "extension."
+
+
+class Worker:
+    """One device's half of the engine.
+
+    In this order: ``init_device``, ``load_model``, specs and memory, ``initialize_from_config``, ``warm_up``, steps.
+    ``collective_rpc`` reaches its public methods by name, and as ``extension.NAME`` those of ``worker_extension_cls``.
+    """
+
+    def __init__(self, config: EngineConfig, plan: Plan, facts: ModelFacts, checkpoint: Checkpoint) -> None:
+        self._config = config
+        self._plan = plan
+        self._facts = facts
+        self._checkpoint = checkpoint
+        self._extension = build_extension(config, self)
+
+    def init_device(self) -> None:
+        """Take note of the memory that is free. Raises InsufficientMemoryError if the KV memory asked is not."""
+        self._check_available(self._plan.kv_cache_bytes or 0, "before the weights are loaded")
+
+    def load_model(self) -> LoadReport:
+        """Build the model and fill it from the checkpoint."""
+        with self._threads():
+            self.model = build_empty_model(self._plan, self._facts)
+            report = load_weights(
+                self.model, self._checkpoint, load_format=self._config.load.load_format, seed=self._config.model.seed
+            )
+        self.model_runner = build_model_runner(self._config, self._plan, self._facts, self.model)
+        return report
+
+    def get_kv_cache_specs(self) -> dict[str, AnyKVCacheSpec]:
+        """What each layer with a cache of its own asks, by layer name."""
+        return dict(self.model.kv_cache_specs())
+
+    def shared_layers(self) -> dict[str, str]:
+        """Layers that use another layer's cache, mapped to that layer."""
+        return dict(getattr(self.model, "shared_layers", {}))
+
+    def preferred_block_sizes(self) -> Sequence[int]:
+        """Block sizes that all attention backends compute with, best first."""
+        backends = {id(layer.backend): layer.backend for layer in attention_layers(self.model).values()}
+        lists = [backend.preferred_block_sizes for backend in backends.values()]
+        return [size for size in lists[0] if all(size in sizes for sizes in lists)] if lists else []
+
+    def determine_available_memory(self) -> int:
+        """Bytes for the KV cache: what the Plan says, or its share of the memory less weights and the largest step."""
+        if self._plan.kv_cache_bytes is not None:
+            self._check_available(self._plan.kv_cache_bytes, "after the weights are loaded")
+            return self._plan.kv_cache_bytes
+        assert self._plan.memory_fraction is not None, "the Plan gives KV memory as bytes or as a share"
+        step = self._largest_step_bytes()
+        weights = parameter_bytes(self.model)
+        caps = detect_caps(self._plan.device)
+        share = int(self._plan.memory_fraction * caps.total_bytes)
+        left = min(share - weights, caps.available_bytes) - step
+        if left <= 0:
+            raise InsufficientMemoryError(
+                f"gpu_memory_utilization={self._plan.memory_fraction} is {format_byte_size(share)} and "
+                f"{format_byte_size(caps.available_bytes)} are free; the weights take {format_byte_size(weights)} and "
+                f"a step {format_byte_size(step)}, so nothing is left for the KV cache: raise it, lower "
+                "max_num_batched_tokens, or free memory.",
+                needed_bytes=weights + step,
+                available_bytes=min(share, caps.available_bytes + weights),
+            )
+        return left
+
+    def initialize_from_config(self, config: KVCacheConfig) -> None:
+        """Allocate the KV cache as planned and bind the layers to it."""
+        self._kv_cache_config = config
+        self.model_runner.initialize_kv_cache(config)
+
+    def warm_up(self) -> None:
+        """Run a step of made-up requests, so that the first real one finds everything loaded."""
+        num_requests = min(WARM_UP_REQUESTS, self._plan.max_num_seqs)
+        output = dummy_step(self._kv_cache_config, num_requests, WARM_UP_TOKENS, self._facts.vocab_size)
+        self.sample(self.execute(output))
+        self.sample(self.execute(dummy_end(output)))
+
+    def execute(self, step: SchedulerOutput) -> Step:
+        """Compute the hidden states of a step."""
+        with self._threads():
+            return self.model_runner.execute(step)
+
+    def sample(self, handle: Step, grammar_masks: Any | None = None) -> ModelRunnerOutput:
+        """Finish a step that ``execute`` began."""
+        with self._threads():
+            return self.model_runner.sample(handle, grammar_masks)
+
+    def collective_rpc(self, name: str, *args: Any) -> Any:
+        """Call a public method of the worker, or with ``extension.`` before its name one of the extension.
+
+        Raises UnsupportedError naming the methods there are.
+        """
+        owner, method = (
+            (self._extension, name.removeprefix(EXTENSION_PREFIX))
+            if name.startswith(EXTENSION_PREFIX)
+            else (self, name)
+        )
+        if method not in _public_methods(owner):
+            own = _public_methods(self) + [EXTENSION_PREFIX + method for method in _public_methods(self._extension)]
+            raise UnsupportedError(f"collective_rpc: the worker has no method {name!r}; there are {', '.join(own)}.")
+        return getattr(owner, method)(*args)
+
+    def check_health(self) -> None:
+        """In-process: alive as long as it can be asked."""
+
+    def shutdown(self) -> None:
+        """Let go of the model and the cache. May be called twice."""
+        for name in ("model", "model_runner"):
+            vars(self).pop(name, None)
+
+    def _threads(self) -> Any:
+        return torch_threads(self._plan.num_threads)
+
+    def _largest_step_bytes(self) -> int:
+        plan, longest = self._plan, self._facts.max_position
+        config = dummy_kv_cache_config(self.get_kv_cache_specs(), self.shared_layers(), PROFILED_TOKENS, longest)
+        self.model_runner.initialize_kv_cache(config)
+        with self._threads():
+            return step_bytes(
+                self.model_runner,
+                config,
+                max_num_tokens=plan.max_num_batched_tokens,
+                max_num_requests=plan.max_num_seqs,
+                vocab_size=self._facts.vocab_size,
+            )
+
+    def _check_available(self, asked_bytes: int, when: str) -> None:
+        available = detect_caps(self._plan.device).available_bytes
+        if asked_bytes > available:
+            raise InsufficientMemoryError(
+                f"{format_byte_size(asked_bytes)} of KV cache are asked and {format_byte_size(available)} of memory "
+                f"are available {when}: lower kv_cache_memory_bytes or free memory.",
+                needed_bytes=asked_bytes,
+                available_bytes=available,
+            )
+
+
+def _public_methods(owner: object | None) -> list[str]:
+    return [name for name, _ in inspect.getmembers(owner, inspect.ismethod) if not name.startswith("_")]

@@ -1,0 +1,188 @@
+"""Every op, on every backend that has it, in every dtype, against its definition in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from octavo.device.ops.linear import DenseWeight
+from octavo.device.ops.lm_head import lm_head, row_tiles
+from octavo.device.ops.qkv_rope_write import HeadNorm
+from octavo.device.ops.rope import RopeTable
+from octavo.device.ops.table import OPS
+from tests.device.ops import naive
+
+Kernel = Callable[..., Any]
+Results = Iterator[tuple[Tensor, Tensor]]
+DTYPES = (torch.float32, torch.bfloat16)
+BOTH = [(name, backend) for name, backends in OPS.items() for backend in backends]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.to(dtype).double()
+
+
+def table_of(rotary_dim: int, length: int = 40) -> Tensor:
+    angles = torch.arange(length).unsqueeze(1) * torch.logspace(0, -3, rotary_dim // 2)
+    return torch.cat((angles.cos(), angles.sin()), dim=1)
+
+
+def embedding_case(kernel: Kernel, dtype: torch.dtype) -> Results:
+    table, ids = random(20, 6, dtype=dtype), torch.tensor([3, 19, 0, 3])
+    yield kernel(ids, table), table[[3, 19, 0, 3]].double()
+    scale = float(torch.tensor(5.1).to(dtype))
+    yield kernel(ids, table, 5.1), table[[3, 19, 0, 3]].double() * scale
+
+
+def linear_case(kernel: Kernel, dtype: torch.dtype) -> Results:
+    x, weight, bias = random(5, 24, dtype=dtype), random(7, 24, dtype=dtype, seed=1), random(7, dtype=dtype, seed=2)
+    yield kernel(x, DenseWeight(weight)), x.double() @ weight.double().T
+    yield kernel(x, DenseWeight(weight, bias)), x.double() @ weight.double().T + bias.double()
+
+
+def rms_norm_case(kernel: Kernel, dtype: torch.dtype) -> Results:
+    x, weight = random(5, 24, dtype=dtype) * 3, random(24, dtype=dtype, seed=1)
+    yield kernel(x, weight, 1e-5), naive.rms_norm(x, weight, 1e-5, 0.0)
+    yield kernel(x * 1e-3, weight, 1e-5, 1.0), naive.rms_norm(x * 1e-3, weight, 1e-5, 1.0)
+
+
+def add_rms_norm_case(kernel: Kernel, dtype: torch.dtype) -> Results:
+    x, residual, weight = (random(5, 24, dtype=dtype), random(5, 24, dtype=dtype, seed=1) * 9, random(24, dtype=dtype))
+    normed, total = kernel(x, residual, weight, 1e-6, 1.0)
+    expected = rounded(x.double() + residual.double(), dtype)
+    yield total, expected
+    yield normed, naive.rms_norm(expected, weight, 1e-6, 1.0)
+
+
+def rope_case(kernel: Kernel, dtype: torch.dtype) -> Results:
+    heads, positions = random(4, 3, 16, dtype=dtype), torch.tensor([0, 39, 7, 7])
+    for rotary_dim in (16, 8):
+        for interleaved in (False, True):
+            cos_sin = table_of(rotary_dim)
+            expected = torch.stack(
+                [
+                    torch.stack([naive.rotate(head, int(position), cos_sin, interleaved) for head in row])
+                    for row, position in zip(heads, positions, strict=True)
+                ]
+            )
+            yield kernel(heads, positions, RopeTable(cos_sin, interleaved)), expected
+
+
+def qkv_rope_write_case(kernel: Kernel, dtype: torch.dtype) -> Results:
+    """Six query heads and two KV heads of 16, with and without bias and head norms; one row of four is padding."""
+    x, weight, bias = random(4, 24, dtype=dtype), random(160, 24, dtype=dtype, seed=1), random(160, dtype=dtype, seed=2)
+    norm = HeadNorm(random(16, dtype=dtype, seed=3), random(16, dtype=dtype, seed=4), 1e-6, 1.0)
+    positions, slots, cos_sin = torch.tensor([0, 3, 39, 5]), torch.tensor([9, 2, -1, 15]), table_of(8)
+    for used_bias, used_norm in ((None, None), (bias, None), (None, norm)):
+        cache = torch.full((2, 3, 8, 2, 16), -7.0, dtype=dtype)
+        query = kernel(x, DenseWeight(weight, used_bias), positions, RopeTable(cos_sin), cache, slots, used_norm)
+        projected = x.double() @ weight.double().T + (0.0 if used_bias is None else used_bias.double())
+        heads = rounded(projected, dtype).view(4, 10, 16)
+        expected = heads.clone()
+        expected_cache = torch.full((2, 24, 2, 16), -7.0, dtype=torch.float64)
+        for row in range(4):
+            for head in range(8):
+                turned = heads[row, head]
+                if used_norm is not None:
+                    factor = norm.q_weight if head < 6 else norm.k_weight
+                    turned = rounded(naive.rms_norm(turned, factor, 1e-6, 1.0), dtype)
+                expected[row, head] = naive.rotate(turned, int(positions[row]), cos_sin, False)
+            if slots[row] >= 0:
+                expected_cache[0, slots[row]], expected_cache[1, slots[row]] = expected[row, 6:8], expected[row, 8:]
+        yield query, expected[:, :6]
+        yield cache.flatten(1, 2), expected_cache
+
+
+def paged_attention_case(kernel: Kernel, dtype: torch.dtype) -> Results:
+    batch = naive.PagedBatch([(0, 9), (20, 1), (5, 1), (13, 4)], 6, 2, 16, dtype=dtype)
+    sinks = random(6, dtype=dtype, seed=5)
+    features: tuple[dict[str, Any], ...] = ({}, {"sliding_window": 5}, {"chunk_size": 6}, {"softcap": 1.5})
+    for given in features:
+        options = batch.options(**given)
+        yield kernel(batch.query, batch.kv_cache, batch.work, options), batch.expected(options)
+        yield kernel(batch.query, batch.kv_cache, batch.work, options, sinks), batch.expected(options, sinks)
+
+
+def gate_up_activation_case(kernel: Kernel, dtype: torch.dtype) -> Results:
+    x, weight = random(5, 24, dtype=dtype), random(14, 24, dtype=dtype, seed=1)
+    projected = rounded(x.double() @ weight.double().T, dtype)
+    gate, up = projected[:, :7], projected[:, 7:]
+    yield kernel(x, DenseWeight(weight), "silu"), gate / (1 + torch.exp(-gate)) * up
+    curve = 1 + torch.tanh((2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3))
+    yield kernel(x, DenseWeight(weight), "gelu_pytorch_tanh"), gate / 2 * curve * up
+
+
+def lm_head_case(kernel: Kernel, dtype: torch.dtype) -> Results:
+    hidden, weight = random(3, 24, dtype=dtype), random(5000, 24, dtype=dtype, seed=1)
+    logits = hidden.double() @ weight.double().T
+    yield kernel(hidden, weight), logits
+    yield kernel(hidden, weight, 2.0), 2.0 * torch.tanh(logits / 2.0)
+
+
+CASES: dict[str, Callable[[Kernel, torch.dtype], Results]] = {
+    "add_rms_norm": add_rms_norm_case,
+    "embedding": embedding_case,
+    "gate_up_activation": gate_up_activation_case,
+    "linear": linear_case,
+    "lm_head": lm_head_case,
+    "paged_attention": paged_attention_case,
+    "qkv_rope_write": qkv_rope_write_case,
+    "rms_norm": rms_norm_case,
+    "rope": rope_case,
+}
+FLOAT32_RESULTS = {"lm_head", "rope"}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("name", "backend"), BOTH)
+def test_op_computes_its_definition(name: str, backend: str, dtype: torch.dtype) -> None:
+    module, function = OPS[name][backend].split(":")
+    kernel = getattr(import_module(module), function)
+    result_dtype = torch.float32 if name in FLOAT32_RESULTS else dtype
+    # One rounding of the result, or of an intermediate value next to a boundary: two units in the last place.
+    tolerance = 1e-5 if result_dtype == torch.float32 else 2**-7
+    for got, expected in CASES[name](kernel, dtype):
+        assert got.dtype == result_dtype
+        assert got.shape == expected.shape
+        torch.testing.assert_close(got.double(), expected.double(), rtol=tolerance, atol=tolerance)
+
+
+def test_every_op_has_a_case() -> None:
+    assert set(CASES) == set(OPS)
+
+
+def test_every_op_is_a_file_of_its_name_with_a_contract() -> None:
+    for name, backends in OPS.items():
+        module, function = backends["reference"].split(":")
+        assert module.endswith(f".{name}")
+        assert getattr(import_module(module), function).__doc__
+
+
+def test_bfloat16_logits_are_not_rounded_to_bfloat16() -> None:
+    logits = lm_head(random(3, 24, dtype=torch.bfloat16), random(64, 24, dtype=torch.bfloat16, seed=1))
+    assert not torch.equal(logits, logits.bfloat16().float())
+
+
+def test_ops_take_an_empty_batch() -> None:
+    assert lm_head(torch.empty(0, 24), torch.empty(50, 24)).shape == (0, 50)
+
+
+def test_row_tiles_cover_all_rows_within_their_bytes() -> None:
+    tiles = list(row_tiles(num_rows=10, vocab_size=100, max_bytes=1200))
+    assert [(tile.start, tile.stop) for tile in tiles] == [(0, 3), (3, 6), (6, 9), (9, 10)]
+    assert len(list(row_tiles(num_rows=2, vocab_size=1000, max_bytes=1))) == 2
+    assert list(row_tiles(num_rows=0, vocab_size=1000)) == []

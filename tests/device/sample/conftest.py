@@ -1,0 +1,14 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from octavo.device.worker.threads import torch_threads
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """On tensors this small, threads only wait for each other."""
+    with torch_threads(1):
+        yield
