@@ -1,0 +1,45 @@
+"""All requests at once: how many requests and tokens per second."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+from octavo.bench.workload import (
+    add_shape_arguments,
+    fixed_length_params,
+    random_prompts,
+    sampled_vocab_size,
+    shape_from,
+)
+from octavo.config.flat import EngineArgs
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_shape_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Keys as in ``vllm bench throughput``; ``output_tokens_per_second`` beside them."""
+    from octavo.frontend.llm import LLM
+
+    shape = shape_from(args, args.num_prompts)
+    with LLM.from_engine_args(EngineArgs.from_cli_args(args)) as llm:
+        vocab_size = sampled_vocab_size(llm)
+        prompts = random_prompts(shape, vocab_size)
+        params = fixed_length_params(shape)
+        llm.generate(random_prompts(shape, vocab_size, seed=1)[:1], params.clone(max_tokens=2), use_tqdm=False)
+        started = time.perf_counter()
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        elapsed = time.perf_counter() - started
+    num_output = sum(len(output.outputs[0].token_ids) for output in outputs)
+    num_total = num_output + sum(len(output.prompt_token_ids) for output in outputs)
+    return {
+        "elapsed_time": elapsed,
+        "num_requests": len(outputs),
+        "total_num_tokens": num_total,
+        "requests_per_second": len(outputs) / elapsed,
+        "tokens_per_second": num_total / elapsed,
+        "output_tokens_per_second": num_output / elapsed,
+    }

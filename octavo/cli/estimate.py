@@ -1,0 +1,78 @@
+"""``octavo estimate``: what a model needs of this machine, from its headers alone."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from octavo.checkpoint.facts import read_model_facts
+from octavo.checkpoint.resolve import resolve_model
+from octavo.config.flat import add_cli_arguments, config_from_namespace
+from octavo.control.kv.planning import max_concurrency, plan_kv_cache
+from octavo.device.platform.detect import detect_caps
+from octavo.plan.kv_specs import kv_cache_specs
+from octavo.plan.plan import Plan
+from octavo.plan.planner import make_plan
+from octavo.words.kv_cache_spec import DTYPE_BYTES
+from octavo.words.model_facts import ModelFacts
+
+GIB = 1 << 30
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", help="catalogue name, local folder, .gguf file or hub id")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_cli_arguments(parser, skip=("model",))
+
+
+def run(args: argparse.Namespace) -> int:
+    config = config_from_namespace(args)
+    checkpoint = resolve_model(
+        config.model.model, revision=config.model.revision, download_dir=config.load.download_dir
+    )
+    facts = read_model_facts(checkpoint)
+    plan = make_plan(config, facts, detect_caps(config.parallel.device))
+    figures = estimate(facts, plan, num_blocks_override=config.cache.num_gpu_blocks_override)
+    print(json.dumps(figures) if args.json else as_text(figures))
+    return 0
+
+
+def estimate(facts: ModelFacts, plan: Plan, *, num_blocks_override: int | None = None) -> dict[str, Any]:
+    """Bytes of weights and of KV per token, the longest length that fits, and how many such requests at once."""
+    specs = kv_cache_specs(facts, plan)
+    kv_bytes = plan.kv_cache_bytes or 0
+    kv_plan = plan_kv_cache(
+        specs,
+        available_bytes=kv_bytes,
+        max_model_len=None,
+        model_max_len=plan.max_model_len or facts.max_position,
+        max_num_batched_tokens=plan.max_num_batched_tokens,
+        block_size=plan.block_size,
+        num_blocks_override=num_blocks_override,
+    )
+    return {
+        "architecture": facts.architecture,
+        "num_parameters": facts.num_parameters,
+        "dtype": plan.dtype,
+        "file_bytes": facts.weight_bytes,
+        "weight_bytes": facts.num_parameters * DTYPE_BYTES[plan.dtype],
+        "kv_bytes_per_token": sum(spec.page_bytes // spec.block_size for spec in specs.values()),
+        "kv_cache_bytes": sum(tensor.size_bytes for tensor in kv_plan.tensors),
+        "longest_length": kv_plan.max_model_len,
+        "concurrency": max_concurrency(kv_plan, max_num_batched_tokens=plan.max_num_batched_tokens),
+    }
+
+
+def as_text(figures: dict[str, Any]) -> str:
+    return "\n".join(
+        (
+            f"architecture      {figures['architecture']}, {figures['num_parameters'] / 1e6:,.0f} M parameters",
+            f"weights           {figures['weight_bytes'] / GIB:.2f} GiB as {figures['dtype']} "
+            f"({figures['file_bytes'] / GIB:.2f} GiB in the files)",
+            f"KV per token      {figures['kv_bytes_per_token']:,} bytes",
+            f"KV cache          {figures['kv_cache_bytes'] / GIB:.2f} GiB",
+            f"longest length    {figures['longest_length']:,} tokens",
+            f"concurrency       {figures['concurrency']:.2f} requests of that length",
+        )
+    )

@@ -1,0 +1,114 @@
+"""The ``octavo`` command: finds the subcommand, parses its flags, turns errors into one line and an exit code.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import sys
+from collections.abc import Iterable, Sequence
+from types import ModuleType
+from typing import NoReturn
+
+from octavo import __version__
+from octavo.config.flat import with_hyphens
+from octavo.words.errors import ConfigError, OctavoError
+
+COMMANDS = {
+    "generate": ("octavo.cli.generate", "answer prompts from flags, a file or standard input"),
+    "chat": ("octavo.cli.chat", "talk to a model in the terminal"),
+    "estimate": ("octavo.cli.estimate", "memory a model needs, without loading its weights"),
+    "bench": ("octavo.cli.bench", "measure throughput, latency or start-up"),
+    "pull": ("octavo.cli.pull", "download a model into the cache"),
+    "models": ("octavo.cli.models", "list the models of the catalogue and the cache"),
+}
+
+USAGE = """usage: octavo COMMAND [options]
+
+An LLM inference engine.
+
+commands:
+{commands}
+
+options:
+  -h, --help     show this help, or that of a command: octavo COMMAND --help
+  -V, --version  show the version
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that names the nearest flag when it meets an unknown one, and exits with 2."""
+
+    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """Parse all of ``arguments``; an unknown one ends the program."""
+        parsed, unknown = self.parse_known_args(arguments)
+        if unknown:
+            self.error(self._describe_unknown(unknown[0]))
+        return parsed
+
+    def _describe_unknown(self, argument: str) -> str:
+        if not argument.startswith("-"):
+            return f"unexpected argument {argument!r}"
+        flag = argument.split("=", 1)[0]
+        return f"unknown flag {flag}.{did_you_mean(flag, self._flags())}"
+
+    def _flags(self) -> list[str]:
+        """Flags of this parser and of its subcommands."""
+        nested = [action.choices for action in self._actions if isinstance(action, argparse._SubParsersAction)]
+        inner = [flag for commands in nested for command in commands.values() for flag in command._flags()]
+        return [*self._option_string_actions, *inner]
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: error: {message}\nSee {self.prog} --help", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    nearest = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f" Did you mean {nearest[0]}?" if nearest else ""
+
+
+def usage() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {summary}" for name, (_, summary) in COMMANDS.items()]
+    return USAGE.format(commands="\n".join(lines))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if not argv or argv[0] in ("-h", "--help", "help"):
+        print(usage(), end="")
+        return 0 if argv else 2
+    if argv[0] in ("-V", "--version"):
+        print(f"octavo {__version__}")
+        return 0
+    if argv[0] not in COMMANDS:
+        print(f"octavo: error: unknown command {argv[0]!r}.{did_you_mean(argv[0], COMMANDS)}", file=sys.stderr)
+        return 2
+    return run_command(argv[0], argv[1:])
+
+
+def run_command(name: str, argv: Sequence[str]) -> int:
+    module_name, summary = COMMANDS[name]
+    try:
+        module: ModuleType = importlib.import_module(module_name)
+        parser = Parser(prog=f"octavo {name}", description=summary[0].upper() + summary[1:] + ".", allow_abbrev=False)
+        module.add_arguments(parser)
+        return int(module.run(parser.parse(with_hyphens(argv))))
+    except OctavoError as error:
+        print(f"octavo {name}: error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        print(f"octavo {name}: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,249 @@
+"""From a user's prompt and wishes to checked requests for the core."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from octavo.checkpoint.generation_config import GenerationConfig
+from octavo.config.engine_config import EngineConfig
+from octavo.tokenizer.tokenizer import Tokenizer
+from octavo.words.errors import RequestError
+from octavo.words.inputs import PromptType
+from octavo.words.messages import EngineCoreRequest, ResolvedSampling
+from octavo.words.model_facts import ModelFacts
+from octavo.words.sampling_params import MAX_SEED, SamplingParams
+
+_PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt", "priority"})
+_MAX_SALT_CHARACTERS = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Prompt:
+    token_ids: list[int]
+    cache_salt: str | None
+    priority: int
+
+
+class InputProcessor:
+    """Checks and tokenises prompts, resolves parameters. Thread-safe.
+
+    ``max_model_len`` is the fitted length of the engine. ``seeds`` gives the seed of a request that brings none, from
+    the request's ordinal; the default derives it from the engine's seed, so that an offline run repeats.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        facts: ModelFacts,
+        generation_config: GenerationConfig,
+        config: EngineConfig,
+        max_model_len: int,
+        *,
+        seeds: Callable[[int], int] | None = None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = facts.vocab_size
+        self._generation_config = generation_config
+        self._config = config.model
+        self._max_model_len = max_model_len
+        self._seeds = seeds or self._offline_seed
+        self._ordinals = itertools.count()
+        self._eos_token_ids = self._collect_eos(facts)
+
+    def default_sampling_params(self) -> SamplingParams:
+        """What a request without parameters gets: the model's own defaults, unless generation_config says otherwise."""
+        own: dict[str, Any] = dict(self._generation_config.defaults)
+        return SamplingParams(**own) if self._config.generation_config == "auto" else SamplingParams()
+
+    def process(
+        self,
+        prompt: PromptType,
+        params: SamplingParams | None,
+        request_id: str,
+        *,
+        priority: int = 0,
+        arrival_time: float | None = None,
+    ) -> list[EngineCoreRequest]:
+        """Return the requests, one per choice, that ``prompt`` comes to.
+
+        ``params`` None takes the model's defaults. Internal ids are ``request_id`` with a random tail, so a caller may
+        use an id twice; of n choices each is named ``{index}_{id}``. A priority in the prompt goes before ``priority``.
+        Raises RequestError naming what is wrong.
+        """
+        params = self.default_sampling_params() if params is None else params.clone()
+        checked = self._read_prompt(prompt, priority)
+        self._check_length(len(checked.token_ids))
+        sampling = self._resolve(params, len(checked.token_ids))
+        internal_id = f"{request_id}-{secrets.token_hex(4)}"
+        arrived = time.time() if arrival_time is None else arrival_time
+        return [
+            EngineCoreRequest(
+                request_id=internal_id if params.n == 1 else f"{index}_{internal_id}",
+                prompt_token_ids=checked.token_ids,
+                sampling=_choice(sampling, index),
+                arrival_time=arrived,
+                priority=checked.priority,
+                cache_salt=checked.cache_salt,
+            )
+            for index in range(params.n)
+        ]
+
+    def _collect_eos(self, facts: ModelFacts) -> tuple[int, ...]:
+        """All ids that end a text, whoever names them."""
+        own = () if self._tokenizer.eos_token_id is None else (self._tokenizer.eos_token_id,)
+        ids = (*self._generation_config.eos_token_ids, *facts.eos_token_ids, *own)
+        return tuple(dict.fromkeys(token_id for token_id in ids if 0 <= token_id < self._vocab_size))
+
+    def _read_prompt(self, prompt: object, priority: int) -> _Prompt:
+        if isinstance(prompt, str):
+            return self._checked(self._tokenizer.encode(prompt), None, priority)
+        if isinstance(prompt, list | tuple):
+            return self._checked(prompt, None, priority)
+        if not isinstance(prompt, Mapping):
+            raise RequestError(
+                f"a prompt is text, a list of token ids, or an object with prompt or prompt_token_ids; "
+                f"got {type(prompt).__name__}.",
+                param="prompt",
+            )
+        return self._read_mapping(prompt, priority)
+
+    def _read_mapping(self, prompt: Mapping[str, Any], priority: int) -> _Prompt:
+        if unknown := set(prompt) - _PROMPT_KEYS:
+            names, known = (", ".join(sorted(map(str, keys))) for keys in (unknown, _PROMPT_KEYS))
+            raise RequestError(f"a prompt has no {names}; it may have {known}.", param="prompt")
+        text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+        if text is not None and not isinstance(text, str):
+            raise RequestError(f"prompt must be text, got {type(text).__name__}.", param="prompt")
+        if text is None and token_ids is None:
+            raise RequestError("a prompt needs prompt or prompt_token_ids.", param="prompt")
+        ids = self._tokenizer.encode(str(text)) if token_ids is None else token_ids
+        return self._checked(ids, prompt.get("cache_salt"), prompt.get("priority", priority))
+
+    def _checked(self, token_ids: object, cache_salt: object, priority: object) -> _Prompt:
+        if not isinstance(token_ids, list | tuple):
+            name = "prompt_token_ids"
+            raise RequestError(f"{name} must be a list of integers, got {type(token_ids).__name__}.", param=name)
+        ids = self._in_vocabulary("prompt_token_ids", token_ids)
+        return _Prompt(token_ids=ids, cache_salt=_checked_salt(cache_salt), priority=_checked_priority(priority))
+
+    def _in_vocabulary(self, name: str, token_ids: Iterable[Any]) -> list[int]:
+        """Return the ids as a list; RequestError naming the first that the model has no row for."""
+        ids = list(token_ids)
+        for place, token_id in enumerate(ids):
+            if type(token_id) is not int:
+                ids[place] = token_id = _plain_int(name, token_id)
+            if not 0 <= token_id < self._vocab_size:
+                raise RequestError(
+                    f"{name} holds {token_id}, which is outside the model's vocabulary (0 to {self._vocab_size - 1}).",
+                    param=name,
+                )
+        return ids
+
+    def _check_length(self, num_tokens: int) -> None:
+        if num_tokens == 0:
+            raise RequestError("the prompt is empty; give at least one token.", param="prompt")
+        limit = self._max_model_len
+        if num_tokens > limit:
+            raise RequestError(
+                f"This model's maximum context length is {limit} tokens. The prompt has {num_tokens}; shorten it.",
+                param="prompt",
+            )
+        if num_tokens == limit:
+            raise RequestError(
+                f"This model's maximum context length is {limit} tokens. The prompt has all {num_tokens} of them, "
+                "which leaves no room for an output token; shorten it.",
+                param="prompt",
+            )
+
+    def _resolve(self, params: SamplingParams, num_prompt_tokens: int) -> ResolvedSampling:
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            self._in_vocabulary(name, getattr(params, name) or ())
+        self._resolve_logprobs(params)
+        room = self._max_model_len - num_prompt_tokens
+        ordinal = next(self._ordinals)
+        return ResolvedSampling(
+            params=params,
+            seed=self._seeds(ordinal) if params.seed is None else params.seed,
+            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
+            num_text_tokens=min(self._tokenizer.num_text_tokens, self._vocab_size),
+            eos_token_ids=() if params.ignore_eos else self._eos_token_ids,
+            bad_words_token_ids=tuple(self._bad_words(params.bad_words or ())),
+        )
+
+    def _resolve_logprobs(self, params: SamplingParams) -> None:
+        """Refuse more logprobs than the engine allows; -1 becomes the size of the vocabulary."""
+        limit = self._config.max_logprobs
+        for name in ("logprobs", "prompt_logprobs"):
+            asked = getattr(params, name)
+            if asked is None:
+                continue
+            if limit != -1 and (asked == -1 or asked > limit):
+                shown = "the whole vocabulary (-1)" if asked == -1 else asked
+                raise RequestError(
+                    f"{name} asks for {shown}; this engine allows at most {limit} (option max_logprobs).", param=name
+                )
+            setattr(params, name, self._vocab_size if asked == -1 else min(asked, self._vocab_size))
+
+    def _bad_words(self, words: Iterable[str]) -> Iterable[tuple[int, ...]]:
+        """Each word as it begins a text and as it follows a space: vocabularies write the two differently."""
+        found: dict[tuple[int, ...], None] = {}
+        for word in words:
+            for text in (word, " " + word.lstrip(" ")):
+                ids = self._tokenizer.encode(text, add_special_tokens=False, allow_special=False, at_start=False)
+                if not ids:
+                    raise RequestError(f"bad_words holds {word!r}, which has no tokens.", param="bad_words")
+                found[tuple(self._in_vocabulary("bad_words", ids))] = None
+        return found
+
+    def _offline_seed(self, ordinal: int) -> int:
+        digest = hashlib.sha256(f"{self._config.seed}/{ordinal}".encode()).digest()
+        return int.from_bytes(digest[:8], "little") & MAX_SEED
+
+
+def operating_system_seed(_ordinal: int) -> int:
+    """A seed that nobody can predict: what the server gives a request that brings none."""
+    return secrets.randbits(63)
+
+
+def prompt_text(prompt: PromptType) -> str | None:
+    """The text of a prompt, None for one that has token ids only."""
+    if isinstance(prompt, str):
+        return prompt
+    return prompt.get("prompt") if isinstance(prompt, Mapping) else None
+
+
+def _choice(sampling: ResolvedSampling, index: int) -> ResolvedSampling:
+    """The same for another of n choices; logprobs of the prompt are the first one's work."""
+    if index == 0:
+        return sampling
+    params = sampling.params
+    if params.prompt_logprobs is not None:
+        params = params.clone(prompt_logprobs=None)
+    return msgspec.structs.replace(sampling, params=params, choice_index=index)
+
+
+def _checked_salt(salt: object) -> str | None:
+    if salt is None or (isinstance(salt, str) and 0 < len(salt) <= _MAX_SALT_CHARACTERS):
+        return salt
+    raise RequestError(f"cache_salt must be text of 1 to {_MAX_SALT_CHARACTERS} characters.", param="cache_salt")
+
+
+def _checked_priority(priority: object) -> int:
+    if isinstance(priority, int) and not isinstance(priority, bool) and -(2**31) <= priority < 2**31:
+        return priority
+    raise RequestError(f"priority must be an integer of 32 bits, got {priority!r:.40}.", param="priority")
+
+
+def _plain_int(name: str, value: Any) -> int:
+    """A numpy integer is an integer; a bool, a float or a string is none."""
+    if not isinstance(value, bool | float | str) and hasattr(value, "__index__"):
+        return int(value.__index__())
+    raise RequestError(f"{name} must hold integers, got {value!r:.80}.", param=name)

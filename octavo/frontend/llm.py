@@ -1,0 +1,219 @@
+"""LLM: prompts in, texts out. A loop over LLMEngine.
+
+with LLM("smollm2-135m") as llm:
+    for output in llm.generate(["Hello", "The sky is"], SamplingParams(max_tokens=16)):
+        print(output.outputs[0].text)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeAlias, TypeVar, cast
+
+from octavo.config.flat import EngineArgs, flat
+from octavo.engine.info import EngineInfo
+from octavo.engine.llm_engine import LLMEngine, PreparedRequest
+from octavo.engine.stats import Metric
+from octavo.frontend.progress import progress_bar
+from octavo.tokenizer.tokenizer import Tokenizer
+from octavo.words.errors import EngineError, RequestError
+from octavo.words.inputs import PromptType, TokensPrompt
+from octavo.words.outputs import RequestOutput
+from octavo.words.sampling_params import RequestOutputKind, SamplingParams
+
+Message: TypeAlias = Mapping[str, Any]
+Conversation: TypeAlias = Sequence[Message]
+T = TypeVar("T")
+
+
+class LLM:
+    """A model that answers batches of prompts.
+
+    ``model`` is a catalogue name, a folder, a ``.gguf`` file or a hub id; ``options`` are those of EngineArgs. The
+    engine runs in this process, whose torch settings it leaves alone, or with ``multiprocess=True`` in a background
+    process, which needs no main guard in a script. One caller at a time. Raises ModelNotFoundError, CheckpointError,
+    ConfigError and their kin; from a background process EngineStartError with the root cause as its last line.
+    """
+
+    def __init__(self, model: str | None = None, *, multiprocess: bool = False, **options: Any) -> None:
+        self._request_ids = itertools.count()
+        self._engine = LLMEngine.from_engine_args(EngineArgs(model, **options), multiprocess=multiprocess)
+
+    @classmethod
+    def from_engine_args(cls, args: EngineArgs, *, multiprocess: bool = False) -> Self:
+        """An LLM from options that are already together."""
+        return cls(multiprocess=multiprocess, **flat(args.create_engine_config()))
+
+    @property
+    def info(self) -> EngineInfo:
+        """What was decided and learnt at start-up, with the seconds of every phase."""
+        return self._engine.info
+
+    def generate(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: int | Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer prompts (text, token ids, or a dict with either and a cache_salt), in the order they were given.
+
+        ``sampling_params`` and ``priority`` are one for all or a list with one each; None takes the model's own
+        defaults. Raises RequestError for a prompt that cannot be served, before any runs, naming its index. A choice
+        that fails while it runs has finish_reason "error" and its reason in ``error``; it harms no other.
+        """
+        listed = _as_list(prompts)
+        named = "prompts" if listed is prompts else None
+        return self._run(
+            listed,
+            _one_each("sampling_params", sampling_params, len(listed)),
+            _one_each("priority", priority, len(listed)),
+            named=named,
+            use_tqdm=use_tqdm,
+        )
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation or a list of them, each a list of ``{"role": ..., "content": ...}``.
+
+        ``continue_final_message`` goes on with the last message instead of opening an answer, so it excludes
+        ``add_generation_prompt``. ``chat_template_kwargs`` are variables of the template. Otherwise as ``generate``.
+        """
+        if add_generation_prompt and continue_final_message:
+            raise RequestError(
+                "continue_final_message goes on with the last message; give add_generation_prompt=False with it.",
+                param="add_generation_prompt",
+            )
+        one = bool(messages) and isinstance(messages[0], Mapping)
+        conversations = cast("Sequence[Conversation]", [messages] if one else messages)
+        options = {
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            **(chat_template_kwargs or {}),
+        }
+        prompts = []
+        for index, conversation in enumerate(conversations):
+            with _naming(None if one else "messages", index):
+                prompts.append(self._chat_prompt(conversation, options))
+        params = _one_each("sampling_params", sampling_params, len(prompts))
+        return self._run(prompts, params, [None] * len(prompts), named=None if one else "messages", use_tqdm=use_tqdm)
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self._engine.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What ``sampling_params=None`` stands for: ours, with what the model's generation_config changes."""
+        return self._engine.default_sampling_params
+
+    def get_metrics(self) -> list[Metric]:
+        """Counters and gauges of this moment, under vLLM's names."""
+        return self._engine.get_metrics()
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False, and nothing is done, while a request holds blocks."""
+        return self._engine.reset_prefix_cache()
+
+    def collective_rpc(self, name: str, *args: Any) -> list[Any]:
+        """Call a method of every worker (``extension.NAME`` for one of a worker extension); one result per worker."""
+        return self._engine.collective_rpc(name, *args)
+
+    def close(self) -> None:
+        """Stop the engine and free everything; harmless when called again."""
+        self._engine.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if "_engine" in self.__dict__:  # the start may have failed
+            with contextlib.suppress(Exception):
+                self.close()
+
+    def _chat_prompt(self, conversation: Conversation, options: Mapping[str, Any]) -> TokensPrompt:
+        tokenizer = self._engine.tokenizer
+        return {
+            "prompt": tokenizer.render_chat_template(conversation, **options),
+            "prompt_token_ids": tokenizer.apply_chat_template(conversation, **options),
+        }
+
+    def _run(
+        self,
+        prompts: Sequence[PromptType],
+        sampling_params: Sequence[SamplingParams | None],
+        priorities: Sequence[int | None],
+        *,
+        named: str | None,
+        use_tqdm: bool,
+    ) -> list[RequestOutput]:
+        prepared = []
+        for index, (prompt, params, priority) in enumerate(zip(prompts, sampling_params, priorities, strict=True)):
+            with _naming(named, index):
+                prepared.append(self._prepare(prompt, params, priority))
+        try:
+            for request in prepared:
+                self._engine.add_prepared(request)
+            return self._finish(prepared, use_tqdm)
+        except BaseException:
+            # Also after Ctrl-C: nothing of this call may run on.
+            with contextlib.suppress(EngineError):
+                self._engine.abort_request([request.request_id for request in prepared])
+            raise
+
+    def _prepare(self, prompt: PromptType, params: SamplingParams | None, priority: int | None) -> PreparedRequest:
+        params = (params or self.get_default_sampling_params()).clone(output_kind=RequestOutputKind.FINAL_ONLY)
+        return self._engine.prepare(str(next(self._request_ids)), prompt, params, priority=priority)
+
+    def _finish(self, requests: Sequence[PreparedRequest], use_tqdm: bool) -> list[RequestOutput]:
+        done: dict[str, RequestOutput] = {}
+        with progress_bar(len(requests), enabled=use_tqdm) as bar:
+            while self._engine.has_unfinished_requests():
+                for output in self._engine.step():
+                    if output.finished:
+                        done[output.request_id] = output
+                        bar.add(output)
+        return [done[request.request_id] for request in requests]
+
+
+def _as_list(prompts: PromptType | Sequence[PromptType]) -> Sequence[PromptType]:
+    is_one = isinstance(prompts, (str, Mapping)) or (bool(prompts) and all(isinstance(part, int) for part in prompts))
+    return cast("Sequence[PromptType]", [prompts] if is_one else prompts)
+
+
+def _one_each(name: str, given: T | Sequence[T] | None, number: int) -> Sequence[T | None]:
+    if not isinstance(given, Sequence):
+        return [given] * number
+    if len(given) != number:
+        raise RequestError(
+            f"{name} has {len(given)} entries for {number} prompts; give one for all, or a list with one for each.",
+            param=name,
+        )
+    return given
+
+
+@contextlib.contextmanager
+def _naming(name: str | None, index: int) -> Iterator[None]:
+    """Say which one of a list is wrong."""
+    try:
+        yield
+    except RequestError as error:
+        if name is None:
+            raise
+        raise RequestError(f"{name}[{index}]: {error}", param=error.param) from error

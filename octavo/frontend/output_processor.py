@@ -1,0 +1,219 @@
+"""From the core's outputs to what users read: text, stop strings, log-probabilities, one answer per request."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from octavo.frontend.logprobs import LogprobTexts, prompt_logprobs
+from octavo.tokenizer.detokenizer import IncrementalDetokenizer
+from octavo.tokenizer.tokenizer import Tokenizer
+from octavo.words.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
+from octavo.words.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from octavo.words.sampling_params import RequestOutputKind
+
+
+@dataclass(frozen=True)
+class ProcessedOutputs:
+    """What a step means to users, and the core's requests that a stop string ended: the core must be told."""
+
+    request_outputs: list[RequestOutput] = field(default_factory=list)
+    to_abort: list[str] = field(default_factory=list)
+
+
+class OutputProcessor:
+    """Holds every unfinished request of one front end. Not thread-safe: one loop feeds it.
+
+    ``tokenizer`` None serves token ids only. ``clock`` gives seconds like time.time.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, *, clock: Callable[[], float] = time.time) -> None:
+        self._tokenizer = tokenizer
+        self._clock = clock
+        self._choices: dict[str, _Choice] = {}
+
+    def add_request(self, request_id: str, prompt: str | None, requests: Sequence[EngineCoreRequest]) -> None:
+        """Open a request: ``requests`` are its choices, as the input processor made them; ``prompt`` is its text."""
+        request = _Request(request_id, prompt, requests, self._tokenizer)
+        for choice in request.choices:
+            self._choices[choice.core_id] = choice
+
+    def process_outputs(self, outputs: EngineCoreOutputs) -> ProcessedOutputs:
+        """Take a step's outputs; those of requests that have ended here are ignored.
+
+        Each request brings at most one RequestOutput. DELTA has the choices that moved, with what is new in them;
+        CUMULATIVE has all choices with all they have; FINAL_ONLY brings nothing before every choice has ended.
+        """
+        now = self._clock()
+        moved: dict[int, _Request] = {}
+        to_abort = []
+        for output in outputs.outputs:
+            choice = self._choices.get(output.request_id)
+            if choice is None:
+                continue
+            if choice.take(output):
+                to_abort.append(choice.core_id)
+            choice.request.note(output, now)
+            if choice.finish_reason is not None:
+                del self._choices[choice.core_id]
+            moved[id(choice.request)] = choice.request
+        made = [request.make_output(now) for request in moved.values()]
+        return ProcessedOutputs([output for output in made if output is not None], to_abort)
+
+    def abort_requests(self, request_ids: Sequence[str]) -> list[str]:
+        """Forget requests by their users' ids (all that share one) and return their ids in the core."""
+        wanted = set(request_ids)
+        core_ids = [core_id for core_id, choice in self._choices.items() if choice.request.request_id in wanted]
+        for core_id in core_ids:
+            del self._choices[core_id]
+        return core_ids
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether any choice still waits for outputs."""
+        return bool(self._choices)
+
+    @property
+    def num_unfinished_choices(self) -> int:
+        """Choices that still wait for outputs."""
+        return len(self._choices)
+
+
+class _Request:
+    """A user's request: its choices and what they share."""
+
+    def __init__(
+        self, request_id: str, prompt: str | None, requests: Sequence[EngineCoreRequest], tokenizer: Tokenizer | None
+    ) -> None:
+        first = requests[0]
+        self.request_id = request_id
+        self.prompt_token_ids = first.prompt_token_ids
+        self.choices = [_Choice(self, request, tokenizer) for request in requests]
+        self._prompt = prompt
+        self._tokenizer = tokenizer if first.sampling.params.detokenize else None
+        self._kind = first.sampling.params.output_kind
+        self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        self._num_cached_tokens = 0
+        self._metrics = RequestMetrics(arrival_time=first.arrival_time)
+        self._preemptions: dict[str, int] = {}
+        if first.sampling.params.prompt_logprobs is not None and len(self.prompt_token_ids) == 1:
+            self._prompt_logprobs = [None]  # nothing to compute, so the core may send no rows
+
+    def note(self, output: EngineCoreOutput, now: float) -> None:
+        """Take what an output says about the request as a whole."""
+        if output.prompt_logprobs is not None:
+            self._prompt_logprobs = prompt_logprobs(self._tokenizer, self.prompt_token_ids, output.prompt_logprobs)
+        if output.request_id == self.choices[0].core_id:  # the others find the first one's prompt in the cache
+            self._num_cached_tokens = max(self._num_cached_tokens, output.num_cached_tokens)
+        self._preemptions[output.request_id] = output.num_preemptions
+        metrics = self._metrics
+        metrics.num_preemptions = sum(self._preemptions.values())
+        if metrics.first_scheduled_time is None:
+            metrics.first_scheduled_time = output.first_scheduled_time
+        if metrics.first_token_time is None and output.new_token_ids:
+            metrics.first_token_time = now
+
+    def make_output(self, now: float) -> RequestOutput | None:
+        """What the user gets now, if anything."""
+        finished = all(choice.finish_reason is not None for choice in self.choices)
+        if finished:
+            self._metrics.finished_time = now
+        if self._kind is RequestOutputKind.FINAL_ONLY and not finished:
+            return None
+        delta = self._kind is RequestOutputKind.DELTA
+        choices = [choice for choice in self.choices if choice.moved] if delta else self.choices
+        shown, self._prompt_logprobs = self._prompt_logprobs, None if delta else self._prompt_logprobs
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self._prompt,
+            prompt_token_ids=self.prompt_token_ids,
+            outputs=[choice.delta() if delta else choice.everything() for choice in choices],
+            finished=finished,
+            prompt_logprobs=shown,
+            num_cached_tokens=self._num_cached_tokens,
+            metrics=self._metrics,
+        )
+
+
+class _Choice:
+    """One of a request's choices as it grows."""
+
+    def __init__(self, request: _Request, core_request: EngineCoreRequest, tokenizer: Tokenizer | None) -> None:
+        params = core_request.sampling.params
+        prompt = core_request.prompt_token_ids
+        readable = tokenizer if params.detokenize else None
+        self.request = request
+        self.core_id = core_request.request_id
+        self.finish_reason: str | None = None
+        self.moved = False
+        self._index = core_request.sampling.choice_index
+        self._text = None if readable is None else IncrementalDetokenizer(readable, prompt, params)
+        self._logprob_texts = None if params.logprobs is None else LogprobTexts(readable, prompt)
+        self._token_ids: list[int] = []
+        self._logprobs: list[dict[int, Logprob]] = []
+        self._cumulative_logprob = 0.0
+        self._num_sent = 0
+        self._stop_reason: int | str | None = None
+        self._error: str | None = None
+
+    def take(self, output: EngineCoreOutput) -> bool:
+        """Take what the core says. True if a stop string ended the choice, which the core does not know."""
+        self.moved = True
+        stop = self._take_text(output)
+        kept = output.new_token_ids if stop is None else output.new_token_ids[: self._num_kept()]
+        self._token_ids.extend(kept)
+        self._take_logprobs(output, len(kept))
+        if stop is not None:
+            self.finish_reason, self._stop_reason = str(FinishReason.STOP), stop
+            return output.finish_reason is None
+        if output.finish_reason is not None:
+            self.finish_reason = str(output.finish_reason)
+            self._stop_reason, self._error = output.stop_reason, output.error
+        return False
+
+    def everything(self) -> CompletionOutput:
+        """The choice so far; lists are copies unless it has ended, so that a reader may keep them."""
+        finished = self.finish_reason is not None
+        if self._text is not None:
+            self._text.take_delta(finished)
+        text = "" if self._text is None else self._text.visible_text
+        if finished:
+            return self._output(text, self._token_ids, self._logprobs)
+        return self._output(text, list(self._token_ids), list(self._logprobs))
+
+    def delta(self) -> CompletionOutput:
+        """What is new since the last call."""
+        self.moved = False
+        new = slice(self._num_sent, None)
+        self._num_sent = len(self._token_ids)
+        text = "" if self._text is None else self._text.take_delta(self.finish_reason is not None)
+        return self._output(text, self._token_ids[new], self._logprobs[new])
+
+    def _output(self, text: str, token_ids: list[int], logprobs: list[dict[int, Logprob]]) -> CompletionOutput:
+        has_logprobs = self._logprob_texts is not None
+        return CompletionOutput(
+            index=self._index,
+            text=text,
+            token_ids=token_ids,
+            cumulative_logprob=self._cumulative_logprob if has_logprobs else None,
+            logprobs=logprobs if has_logprobs else None,
+            finish_reason=self.finish_reason,
+            stop_reason=self._stop_reason,
+            error=self._error,
+        )
+
+    def _take_text(self, output: EngineCoreOutput) -> str | None:
+        if self._text is None:
+            return None
+        return self._text.append(output.new_token_ids, output.finish_reason is FinishReason.STOP)
+
+    def _num_kept(self) -> int:
+        """Tokens of the newest output up to the one that completed the stop string."""
+        return 0 if self._text is None else self._text.num_kept_tokens - len(self._token_ids)
+
+    def _take_logprobs(self, output: EngineCoreOutput, num_kept: int) -> None:
+        if self._logprob_texts is None or output.new_logprobs is None:
+            return
+        for row in output.new_logprobs[:num_kept]:
+            self._logprobs.append(self._logprob_texts.take(row))
+            self._cumulative_logprob += row.logprobs[0]

@@ -1,0 +1,167 @@
+"""LLM with the core in a background process, and whole scripts, as users run them. Real workers on SUCC."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from octavo.frontend.llm import LLM
+from octavo.words.errors import CheckpointError, EngineDeadError, EngineStartError
+from octavo.words.sampling_params import SamplingParams
+from tests.succ import make_succ
+
+REPOSITORY = Path(__file__).parents[2]
+ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+# The tiny model gains nothing from threads, and shares the machine's few CPUs with other tests.
+SMALL: dict[str, Any] = {"num_threads": 1}
+GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
+
+
+@pytest.fixture(scope="module")
+def succ(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_succ(tmp_path_factory.mktemp("succ"))
+
+
+@pytest.fixture(scope="module")
+def llm(succ: Path) -> Iterator[LLM]:
+    with LLM(str(succ), **SMALL, max_model_len=256, block_size=16, multiprocess=True) as llm:
+        yield llm
+
+
+def run_script(folder: Path, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a script from its own folder, as a user would, in an environment that says offline."""
+    script = folder / "script.py"
+    script.write_text(text)
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, str(script), *arguments]
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_in_process_and_background_give_the_same_outputs(llm: LLM, succ: Path) -> None:
+    prompts = ["A", "w", "K" * 40, "caf\u00e9", "z"]
+    params = [
+        GREEDY,
+        GREEDY.clone(logprobs=2),
+        SamplingParams(temperature=1.5, seed=5, max_tokens=20, logprobs=1),
+        SamplingParams(n=2, temperature=2.0, seed=7, max_tokens=9),
+        GREEDY.clone(prompt_logprobs=1, ignore_eos=True),
+    ]
+    with LLM(str(succ), **SMALL, max_model_len=256, block_size=16) as inproc:
+        expected = inproc.generate(prompts, params, use_tqdm=False)
+    found = llm.generate(prompts, params, use_tqdm=False)
+    for one, other in zip(found, expected, strict=True):
+        assert one.outputs == other.outputs
+        assert one.prompt_logprobs == other.prompt_logprobs
+    assert found[0].outputs[0].text == ALPHABET[1:]
+
+
+def test_prefix_cache_and_workers_are_reached_in_the_background(llm: LLM) -> None:
+    prompt = ALPHABET * 3
+    llm.generate(prompt, GREEDY, use_tqdm=False)
+    [warm] = llm.generate(prompt, GREEDY, use_tqdm=False)
+    assert warm.num_cached_tokens == 64
+    assert llm.reset_prefix_cache() is True
+    assert llm.collective_rpc("check_health") == [None]
+
+
+NO_MAIN_GUARD = """
+import sys
+print("started", file=sys.stderr)
+from octavo import LLM, SamplingParams
+llm = LLM(sys.argv[1], multiprocess=True, max_model_len=64, num_threads=1)
+print(llm.generate("A", SamplingParams(temperature=0, max_tokens=40))[0].outputs[0].text)
+"""
+
+
+def test_a_script_without_a_main_guard_works(succ: Path, tmp_path: Path) -> None:
+    """Case ST03."""
+    result = run_script(tmp_path, NO_MAIN_GUARD, str(succ))
+    assert (result.returncode, result.stdout) == (0, ALPHABET[1:] + "\n"), result.stderr
+    assert result.stderr.count("started") == 1
+
+
+@pytest.mark.parametrize("multiprocess", [False, True])
+def test_corrupt_weights_are_named_where_the_user_looks(succ: Path, tmp_path: Path, multiprocess: bool) -> None:
+    """Case ST04."""
+    folder = make_succ(tmp_path / "corrupt")
+    weights = folder / "model.safetensors"
+    os.truncate(weights, weights.stat().st_size - 100)
+    before = psutil.Process().children()
+    began = time.monotonic()
+    with pytest.raises(EngineStartError if multiprocess else CheckpointError) as caught:
+        LLM(str(folder), **SMALL, max_model_len=64, multiprocess=multiprocess)
+    assert time.monotonic() - began < 30
+    assert "model.safetensors" in str(caught.value).splitlines()[-1]
+    assert psutil.Process().children() == before
+
+
+def test_a_core_that_fails_in_a_step_raises_with_the_root_cause_last(succ: Path) -> None:
+    with LLM(
+        str(succ), **SMALL, max_model_len=64, multiprocess=True, worker_cls="tests.engine.failing_worker:FailingWorker"
+    ) as llm:
+        assert llm.generate("w", GREEDY, use_tqdm=False)[0].outputs[0].text == "xyz"
+        began = time.monotonic()
+        with pytest.raises(EngineDeadError) as caught:
+            llm.generate(["A", "A" * 13], GREEDY, use_tqdm=False)
+        assert time.monotonic() - began < 5
+        assert str(caught.value).splitlines()[-1] == "RuntimeError: the device is gone"
+        with pytest.raises(EngineDeadError, match="the device is gone"):
+            llm.generate("w", GREEDY, use_tqdm=False)
+
+
+def test_a_core_in_this_process_fails_alike(succ: Path) -> None:
+    with LLM(str(succ), **SMALL, max_model_len=64, worker_cls="tests.engine.failing_worker:FailingWorker") as llm:
+        for _ in range(2):
+            with pytest.raises(EngineDeadError) as caught:
+                llm.generate("A" * 13, GREEDY, use_tqdm=False)
+            assert str(caught.value).splitlines()[-1] == "RuntimeError: the device is gone"
+
+
+NO_SOCKETS = """
+import json, sys
+seen = []
+def watch(event, arguments):
+    if event in ("socket.connect", "socket.bind", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto"):
+        seen.append([event, repr(arguments[1:])])
+sys.addaudithook(watch)
+from octavo import LLM, SamplingParams
+for multiprocess in (False, True):
+    with LLM(sys.argv[1], multiprocess=multiprocess, max_model_len=64, num_threads=1) as llm:
+        assert llm.generate("w", SamplingParams(temperature=0), use_tqdm=False)[0].outputs[0].text == "xyz"
+import psutil
+print(json.dumps(seen + [repr(c) for c in psutil.Process().net_connections("inet")]))
+"""
+
+
+def test_offline_no_socket_but_unix_ones_is_opened(succ: Path, tmp_path: Path) -> None:
+    """Case ST06: what Python code opens shows in audit events, what C code opens in the process's connections."""
+    result = run_script(tmp_path, NO_SOCKETS, str(succ))
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout) == []
+
+
+CORE_SOCKETS = """
+import sys
+import psutil
+from octavo import LLM, SamplingParams
+with LLM(sys.argv[1], multiprocess=True, max_model_len=64, num_threads=1) as llm:
+    llm.generate("w", SamplingParams(temperature=0), use_tqdm=False)
+    [core] = psutil.Process().children()
+    print(core.net_connections("inet"))
+"""
+
+
+def test_the_background_core_opens_no_internet_socket(succ: Path, tmp_path: Path) -> None:
+    result = run_script(tmp_path, CORE_SOCKETS, str(succ))
+    assert (result.returncode, result.stdout) == (0, "[]\n"), result.stderr
