@@ -13,8 +13,8 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from octavo.config.engine_config import EngineConfig as EngineConfig
     from octavo.config.flat import EngineArgs as EngineArgs
-    from octavo.engine.llm_engine import LLMEngine as LLMEngine
     from octavo.frontend.llm import LLM as LLM
+    from octavo.frontend.llm_engine import LLMEngine as LLMEngine
     from octavo.words.inputs import TextPrompt as TextPrompt
     from octavo.words.inputs import TokensPrompt as TokensPrompt
     from octavo.words.outputs import CompletionOutput as CompletionOutput
@@ -26,7 +26,7 @@ _HOMES = {
     "EngineArgs": "octavo.config.flat",
     "EngineConfig": "octavo.config.engine_config",
     "LLM": "octavo.frontend.llm",
-    "LLMEngine": "octavo.engine.llm_engine",
+    "LLMEngine": "octavo.frontend.llm_engine",
     "RequestOutput": "octavo.words.outputs",
     "SamplingParams": "octavo.words.sampling_params",
     "TextPrompt": "octavo.words.inputs",

@@ -23,10 +23,19 @@ def smollm2() -> str:
     return "smollm2-135m"
 
 
-@pytest.fixture(scope="session", params=["gemma3-270m", "qwen2.5-coder-0.5b", "smollm2-135m"])
+@pytest.fixture(
+    scope="session",
+    params=[
+        "smollm2-135m",
+        pytest.param("gemma3-270m", marks=pytest.mark.models),
+        pytest.param("qwen2.5-coder-0.5b", marks=pytest.mark.models),
+    ],
+)
 def real_model(request: pytest.FixtureRequest) -> str:
-    """Each of the real models in turn, for tests marked ``models``."""
+    """Each of the real models in turn; all but the smallest are for ``make test-models``."""
     name: str = request.param
+    if name == "smollm2-135m":
+        pull(name, progress=False)
     if not (models_dir() / name).is_dir():
         pytest.skip(f"{name} is not in the model cache: python scripts/test_models.py {name}")
     return name

@@ -14,7 +14,7 @@ from octavo.words.inputs import TokensPrompt
 from octavo.words.sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
-    from octavo.engine.llm_engine import LLMEngine
+    from octavo.frontend.llm_engine import LLMEngine
 
 HELP = "Commands: /reset forgets the conversation, /exit ends. Ctrl-C stops an answer."
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from octavo.engine.llm_engine import LLMEngine
+    from octavo.frontend.llm_engine import LLMEngine
 
     with LLMEngine.from_engine_args(EngineArgs.from_cli_args(args)) as engine:
         defaults = engine.default_sampling_params.clone(max_tokens=None)

@@ -15,9 +15,10 @@ from typing import Any, Self, TypeAlias, TypeVar, cast
 
 from octavo.config.flat import EngineArgs, flat
 from octavo.engine.info import EngineInfo
-from octavo.engine.llm_engine import LLMEngine, PreparedRequest
 from octavo.engine.stats import Metric
+from octavo.frontend.llm_engine import LLMEngine, PreparedRequest
 from octavo.frontend.progress import progress_bar
+from octavo.tokenizer.chat_template import check_template_options
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.words.errors import EngineError, RequestError
 from octavo.words.inputs import PromptType, TokensPrompt
@@ -103,7 +104,7 @@ class LLM:
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
-            **(chat_template_kwargs or {}),
+            **check_template_options(chat_template_kwargs or {}, {}),
         }
         prompts = []
         for index, conversation in enumerate(conversations):

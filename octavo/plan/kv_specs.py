@@ -5,6 +5,8 @@ The model's own layers have the last word once it is built; a test holds the two
 
 from __future__ import annotations
 
+from typing import Any
+
 from octavo.plan.plan import Plan
 from octavo.words.kv_cache_spec import AnyKVCacheSpec, ChunkedLocalAttentionSpec, FullAttentionSpec, SlidingWindowSpec
 from octavo.words.model_facts import ModelFacts
@@ -20,7 +22,7 @@ def kv_cache_specs(facts: ModelFacts, plan: Plan) -> dict[str, AnyKVCacheSpec]:
 
 
 def _spec(kind: str, facts: ModelFacts, plan: Plan) -> AnyKVCacheSpec:
-    shape = {
+    shape: dict[str, Any] = {
         "block_size": plan.block_size or PLACEHOLDER_BLOCK_SIZE,
         "num_kv_heads": facts.num_kv_heads,
         "head_size": facts.head_size,

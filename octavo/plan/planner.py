@@ -211,8 +211,8 @@ def _weights_do_not_fit(facts: ModelFacts, caps: DeviceCaps, dtype: str) -> Insu
     smaller = "; dtype=bfloat16 halves it" if dtype == "float32" else ""
     return InsufficientMemoryError(
         f"the weights need {format_byte_size(needed)} in {dtype}, and {format_byte_size(caps.available_bytes)} of "
-        f"memory are available to this process (the least of free memory, cgroup and ulimit){smaller}; free memory, raise "
-        "the limit, or take a smaller model",
+        f"memory are available to this process (the least of free memory, cgroup and ulimit){smaller}; free memory, "
+        "raise the limit, or take a smaller model",
         needed_bytes=needed,
         available_bytes=caps.available_bytes,
     )

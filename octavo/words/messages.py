@@ -3,8 +3,8 @@
     front end  --EngineCoreRequest-->  core      scheduler --SchedulerOutput-->     workers
     front end  <--EngineCoreOutputs--  core      scheduler <--ModelRunnerOutput--   workers
 
-Structs are array-like on the wire: fields may be appended, never reordered. Those made per request and step are kept
-from the garbage collector (``gc=False``), which they could not bother with cycles anyway.
+Structs are array-like on the wire: fields may be appended, never reordered. Those made for every request of every step
+are not tracked by the garbage collector (``gc=False``): they cannot be part of a cycle.
 """
 
 from __future__ import annotations

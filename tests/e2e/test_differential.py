@@ -28,6 +28,7 @@ class Subject(NamedTuple):
     options: dict[str, Any]
     prompts: list[list[int]]
     alone: list[RequestOutput]
+    num_groups: int
 
 
 def random_prompts(vocab_size: int, number: int = 6) -> list[list[int]]:
@@ -51,7 +52,8 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     prompts = random_prompts(vocab_size)
     with LLM(**options, enable_prefix_caching=False) as llm:
         alone = [llm.generate({"prompt_token_ids": prompt}, PARAMS, use_tqdm=False)[0] for prompt in prompts]
-    return Subject(options, prompts, alone)
+        num_groups = len(llm.info.kv_cache_config.groups)
+    return Subject(options, prompts, alone, num_groups)
 
 
 def ask(llm: LLM, prompts: list[list[int]]) -> list[RequestOutput]:
@@ -102,8 +104,9 @@ def test_with_a_warm_prefix(subject: Subject) -> None:
 
 
 def test_after_a_forced_preemption(subject: Subject) -> None:
-    # 6 blocks hold the longest request alone, and not two of the longer ones together.
-    options = subject.options | {"num_gpu_blocks_override": 8, "max_num_seqs": 4}
+    # Six blocks a group hold the longest request alone, and not two of the longer ones together.
+    blocks = 1 + 6 * subject.num_groups
+    options = subject.options | {"num_gpu_blocks_override": blocks, "max_num_seqs": 4, "max_num_batched_tokens": 64}
     with LLM(**options) as llm:
         outputs = ask(llm, subject.prompts)
         assert metric(llm, "vllm:num_preemptions") > 0

@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from octavo.config.flat import EngineArgs
-from octavo.engine.llm_engine import LLMEngine
 from octavo.engine.stats import IterationStats
 from octavo.frontend.llm import LLM
+from octavo.frontend.llm_engine import LLMEngine
 from octavo.words.errors import ConfigError, EngineDeadError, EngineError, ModelNotFoundError, RequestError
 from octavo.words.inputs import PromptType
 from octavo.words.messages import SchedulerStats

@@ -115,11 +115,29 @@ def test_a_clone_is_checked_and_independent() -> None:
 
 def test_every_field_survives_the_wire() -> None:
     params = SamplingParams(
-        n=2, presence_penalty=0.5, frequency_penalty=-0.5, repetition_penalty=1.2, temperature=0.7, top_p=0.9, top_k=40,
-        min_p=0.05, seed=7, stop=["a", "b"], stop_token_ids=[5], ignore_eos=True, max_tokens=9, min_tokens=3, logprobs=2,
-        prompt_logprobs=1, logit_bias={3: -100.0}, allowed_token_ids=[1, 2], bad_words=["x"], skip_special_tokens=False,
-        spaces_between_special_tokens=False, include_stop_str_in_output=True,
-    )  # fmt: skip
+        n=2,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        repetition_penalty=1.2,
+        temperature=0.7,
+        top_p=0.9,
+        top_k=40,
+        min_p=0.05,
+        seed=7,
+        stop=["a", "b"],
+        stop_token_ids=[5],
+        ignore_eos=True,
+        max_tokens=9,
+        min_tokens=3,
+        logprobs=2,
+        prompt_logprobs=1,
+        logit_bias={3: -100.0},
+        allowed_token_ids=[1, 2],
+        bad_words=["x"],
+        skip_special_tokens=False,
+        spaces_between_special_tokens=False,
+        include_stop_str_in_output=True,
+    )
     request = EngineCoreRequest(
         request_id="r",
         prompt_token_ids=[1, 2],

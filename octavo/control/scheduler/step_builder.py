@@ -21,7 +21,6 @@ class StepBuilder:
         self.num_held_back = 0
         self.admitted: list[Request] = []
         self.preempted: list[Request] = []
-        self._total_tokens = 0
         self._new: list[NewRequestData] = []
         self._cached: list[CachedRequestData] = []
         self._num_scheduled: dict[str, int] = {}
@@ -60,7 +59,7 @@ class StepBuilder:
             new_requests=self._new,
             cached_requests=self._cached,
             num_scheduled_tokens=self._num_scheduled,
-            total_num_scheduled_tokens=self._total_tokens,
+            total_num_scheduled_tokens=sum(self._num_scheduled.values()),
             finished_request_ids=finished_request_ids,
             preempted_request_ids=[request.request_id for request in self.preempted],
             draft_token_ids=self._drafts,
@@ -68,13 +67,12 @@ class StepBuilder:
 
     def _grant(self, request: Request, num_tokens: int) -> None:
         self.token_budget -= num_tokens
-        self._total_tokens += num_tokens
         self._num_scheduled[request.request_id] = num_tokens
 
         # Counted at once, not when the step returns: the next step may be decided before that.
-        request.num_computed_tokens += num_tokens
+        num_computed = request.num_computed_tokens = request.num_computed_tokens + num_tokens
         request.last_step_id = self.step_id
-        num_drafts = request.num_computed_tokens - request.num_tokens - request.num_output_placeholders
+        num_drafts = num_computed - request.num_tokens - request.num_output_placeholders
         if num_drafts < 0:
             return  # Still short of its newest token: this step samples nothing for it.
         request.num_output_placeholders += 1 + num_drafts

@@ -315,6 +315,7 @@ def test_a_request_refused_while_nobody_else_holds_blocks_ends_with_an_error(num
     plane.run()
     assert plane.last_output("a").finish_reason is FinishReason.ERROR
     assert "holds 48 tokens" in (plane.last_output("a").error or "")
+    assert plane.scheduler.stats().num_preemptions == 0
     assert plane.kv_cache.usage == 0.0
 
 
@@ -805,6 +806,23 @@ def test_a_victim_is_preempted_only_when_its_steps_have_returned():
     assert (scheduled(step), step.preempted_request_ids) == ({"a": 1}, ["b"])
     plane.run()
     assert [plane.token_ids(request_id) for request_id in "ab"] == [[132, 133, 134, 135]] * 2
+
+
+def test_nobody_is_preempted_while_blocks_of_an_ended_request_are_about_to_return():
+    plane = ControlPlane(policy="priority", max_steps_in_flight=2, num_blocks=9, max_num_batched_tokens=40)  # 8 usable
+    plane.add("a", 31, priority=0)
+    plane.add("b", 4, priority=2)
+    plane.schedule()
+    plane.update()
+    plane.add("c", 79, priority=1)  # 5 blocks: all that are left.
+    assert scheduled(plane.schedule()) == {"c": 40}
+    assert scheduled(plane.schedule()) == {"a": 1, "c": 39}
+    plane.update()
+    plane.scheduler.abort_requests("c")
+    step = plane.schedule()  # a needs a third block, and b, the last, is not in flight.
+    assert (scheduled(step), step.preempted_request_ids) == ({}, [])
+    plane.update()
+    assert scheduled(plane.schedule()) == {"a": 1, "b": 1}
 
 
 def test_the_lowest_is_held_back_until_an_urgent_request_can_take_its_seat():

@@ -1,0 +1,198 @@
+"""From a config to a running engine: the only file of this layer that looks at options to choose classes.
+
+``build_engine_core`` is the start-up of docs/architecture.md in order, each phase with its seconds. What runs
+workers, and the front end of an LLMEngine, are named in tables and loaded when asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from octavo.checkpoint.facts import read_model_facts
+from octavo.checkpoint.resolve import Checkpoint, resolve_model
+from octavo.config.engine_config import EngineConfig
+from octavo.config.flat import non_default
+from octavo.control.kv.block_hash import make_block_hasher
+from octavo.control.kv.manager import KVCacheManager
+from octavo.control.kv.planning import plan_kv_cache
+from octavo.control.scheduler.scheduler import Scheduler, SchedulerLimits
+from octavo.device.platform.detect import detect_caps
+from octavo.engine.core import EngineCore
+from octavo.engine.info import EngineInfo
+from octavo.engine.phases import Phases
+from octavo.engine.plugins import load_plugins
+from octavo.engine.simulated_model import SIMULATED_FACTS, SIMULATED_MODEL, token_function
+from octavo.executor.protocol import Executor
+from octavo.plan.kv_specs import kv_cache_specs
+from octavo.plan.plan import Plan
+from octavo.plan.planner import make_plan
+from octavo.util.lazy import resolve
+from octavo.words.kv_cache_spec import KVCacheConfig
+from octavo.words.model_facts import ModelFacts
+
+EXECUTORS = {
+    "uni": "octavo.executor.uniproc:UniProcExecutor",
+    "simulated": "octavo.executor.simulated:SimulatedExecutor",
+}
+WORKER_BUILDER = "octavo.device.worker.build:build_worker"
+GIB = 1 << 30
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelParts:
+    """What is asked, known and decided about the model before anything is loaded; ``checkpoint`` None = no files."""
+
+    config: EngineConfig
+    checkpoint: Checkpoint | None
+    facts: ModelFacts
+    plan: Plan
+
+
+def build_engine_core(config: EngineConfig, *, incarnation: int = 0) -> tuple[EngineCore, EngineInfo]:
+    """Start an engine core. Raises what makes a start impossible, with nothing left running."""
+    phases = Phases()
+    logger.info("non-default args: %s", non_default(config))
+    parts = _decide(config, phases)
+    with phases("plugins"):
+        load_plugins(config.observability.plugins)
+    executor = STARTERS[config.parallel.distributed_executor_backend](parts, phases)
+    try:
+        kv_cache_config = _give_memory(executor, parts, phases)
+        with phases("scheduler"):
+            core = _assemble(executor, parts, kv_cache_config, incarnation)
+    except BaseException:
+        executor.shutdown()
+        raise
+    info = EngineInfo(
+        facts=parts.facts,
+        plan=parts.plan,
+        kv_cache_config=kv_cache_config,
+        phases=phases.seconds,
+        incarnation=incarnation,
+    )
+    _log_capacity(info, phases)
+    return core, info
+
+
+def _decide(config: EngineConfig, phases: Phases) -> ModelParts:
+    with phases("read headers"):
+        checkpoint = find_checkpoint(config)
+        facts = _facts(config, checkpoint)
+    with phases("plan"):
+        caps = detect_caps(config.parallel.device)
+        plan = make_plan(config, facts, caps)
+    if not caps.has_native:
+        logger.warning("octavo._native is not installed: every operation runs on plain torch")
+    for name, reason in plan.reasons.items():
+        logger.debug("Plan: %s = %s (%s)", name, getattr(plan, name), reason)
+    return ModelParts(config=config, checkpoint=checkpoint, facts=facts, plan=plan)
+
+
+def _facts(config: EngineConfig, checkpoint: Checkpoint | None) -> ModelFacts:
+    if checkpoint is None:
+        return SIMULATED_FACTS
+    return read_model_facts(checkpoint, load_format=config.load.load_format)
+
+
+def find_checkpoint(config: EngineConfig) -> Checkpoint | None:
+    """The files of the model; None for the model of no files that a simulated executor can serve."""
+    if config.parallel.distributed_executor_backend == "simulated" and config.model.model == SIMULATED_MODEL:
+        return None
+    return resolve_model(config.model.model, revision=config.model.revision, download_dir=config.load.download_dir)
+
+
+def _start_uni(parts: ModelParts, phases: Phases) -> Executor:
+    with phases("init worker"):
+        worker = resolve(WORKER_BUILDER)(parts.config, parts.plan, parts.facts, parts.checkpoint)
+        worker.init_device()
+    with phases("load weights"):
+        report = worker.load_model()
+    logger.info("Loading weights took %.2f seconds", report.seconds)
+    logger.info(
+        "Model loading took %.2f GiB memory and %.2f seconds", report.bytes / GIB, phases.seconds["load weights"]
+    )
+    executor: Executor = resolve(EXECUTORS["uni"])(worker)
+    return executor
+
+
+def _start_simulated(parts: ModelParts, phases: Phases) -> Executor:
+    with phases("init worker"):
+        executor: Executor = resolve(EXECUTORS["simulated"])(
+            kv_cache_specs(parts.facts, parts.plan),
+            next_token=token_function(parts.facts.vocab_size),
+            max_steps_in_flight=parts.plan.max_steps_in_flight,
+            available_bytes=parts.plan.kv_cache_bytes or GIB,
+            check=False,
+        )
+    return executor
+
+
+STARTERS: dict[str, Callable[[ModelParts, Phases], Executor]] = {"uni": _start_uni, "simulated": _start_simulated}
+
+
+def _give_memory(executor: Executor, parts: ModelParts, phases: Phases) -> KVCacheConfig:
+    config, plan = parts.config, parts.plan
+    with phases("profile"):
+        specs = executor.get_kv_cache_specs()
+        available_bytes = executor.determine_available_memory()
+    logger.info("Available KV cache memory: %.2f GiB", available_bytes / GIB)
+    with phases("plan kv cache"):
+        kv_cache_config = plan_kv_cache(
+            specs,
+            available_bytes=available_bytes,
+            max_model_len=plan.max_model_len,
+            model_max_len=parts.facts.max_position,
+            max_num_batched_tokens=plan.max_num_batched_tokens * plan.max_steps_in_flight,
+            block_size=plan.block_size,
+            preferred_block_sizes=executor.preferred_block_sizes(),
+            num_blocks_override=config.cache.num_gpu_blocks_override,
+            enable_caching=plan.enable_prefix_caching,
+            disable_hybrid=config.cache.disable_hybrid_kv_cache_manager,
+            shared_layers=executor.shared_layers(),
+        )
+    with phases("create kv cache"):
+        executor.initialize_from_config(kv_cache_config)
+    with phases("warm up"):
+        executor.warm_up()
+    return kv_cache_config
+
+
+def _assemble(executor: Executor, parts: ModelParts, kv_cache_config: KVCacheConfig, incarnation: int) -> EngineCore:
+    config, plan = parts.config, parts.plan
+    manager = KVCacheManager(
+        kv_cache_config,
+        enable_caching=plan.enable_prefix_caching,
+        max_num_batched_tokens=plan.max_num_batched_tokens * plan.max_steps_in_flight,
+    )
+    limits = SchedulerLimits(
+        max_num_seqs=plan.max_num_seqs,
+        max_num_batched_tokens=plan.max_num_batched_tokens,
+        max_model_len=kv_cache_config.max_model_len,
+        enable_chunked_prefill=plan.enable_chunked_prefill,
+        long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
+        policy=config.scheduler.scheduling_policy,
+        watermark=config.scheduler.watermark,
+        max_steps_in_flight=plan.max_steps_in_flight,
+    )
+    hasher = make_block_hasher(kv_cache_config.hash_block_size) if plan.enable_prefix_caching else None
+    return EngineCore(
+        executor, Scheduler(limits, manager), hasher, depth=plan.max_steps_in_flight, incarnation=incarnation
+    )
+
+
+def _log_capacity(info: EngineInfo, phases: Phases) -> None:
+    logger.info("Using max model len %d", info.max_model_len)
+    logger.info(
+        "%s KV cache size: %s tokens, Maximum concurrency for %s tokens per request: %.2fx",
+        info.plan.device.upper(),
+        f"{info.num_kv_tokens:,}",
+        f"{info.max_model_len:,}",
+        info.max_concurrency,
+    )
+    seconds = phases.sum("profile", "plan kv cache", "create kv cache", "warm up")
+    logger.info("init engine (profile, create kv cache, warmup model) took %.2f s", seconds)
+    logger.info("Start-up phases: %s", ", ".join(f"{name} {took:.3f} s" for name, took in phases.seconds.items()))

@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from octavo.control.kv.block_hash import make_block_hasher
+from octavo.engine.core import CALL_RESULTS, EngineCore
+from octavo.executor.simulated import SimulatedExecutor
+from octavo.words.errors import UnknownOptionError
+from octavo.words.messages import EngineCoreOutput, FinishReason, ModelRunnerOutput, SchedulerOutput
+from tests.fakes import ControlPlane, FakeGate, counting_token, make_message
+
+DEPTHS = pytest.mark.parametrize("depth", [1, 2])
+
+
+class ObservedExecutor(SimulatedExecutor):
+    """Writes down its calls, and runs ``before_sample`` while a step is in flight."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.calls: list[str] = []
+        self.before_sample: Callable[[], None] = lambda: None
+
+    def execute(self, step: SchedulerOutput) -> Any:
+        self.calls.append(f"execute {step.step_id}")
+        return super().execute(step)
+
+    def sample(self, handle: Any, grammar_masks: Any = None) -> ModelRunnerOutput:
+        self.before_sample()
+        output = super().sample(handle, grammar_masks)
+        self.calls.append(f"sample {output.step_id}")
+        return output
+
+
+def make_core(depth: int = 1, **limits: Any) -> EngineCore:
+    plane = ControlPlane(max_steps_in_flight=depth, **limits)
+    executor = ObservedExecutor(
+        plane.executor.get_kv_cache_specs(), next_token=counting_token, max_steps_in_flight=depth
+    )
+    executor.initialize_from_config(plane.config)
+    hasher = make_block_hasher(plane.config.hash_block_size)
+    return EngineCore(executor, plane.scheduler, hasher, depth=depth, incarnation=3)
+
+
+def executor_of(core: EngineCore) -> ObservedExecutor:
+    assert isinstance(core.executor, ObservedExecutor)
+    return core.executor
+
+
+def run(core: EngineCore, *, most_steps: int = 1000) -> dict[str, list[EngineCoreOutput]]:
+    """Step until nothing is left to do; the outputs of each request in order."""
+    found: dict[str, list[EngineCoreOutput]] = {}
+    for _ in range(most_steps):
+        if not core.has_work:
+            return found
+        for outputs in core.step().values():
+            for output in outputs.outputs:
+                found.setdefault(output.request_id, []).append(output)
+    raise AssertionError("the core never comes to rest")
+
+
+def tokens_of(outputs: list[EngineCoreOutput]) -> list[int]:
+    return [token for output in outputs for token in output.new_token_ids]
+
+
+@DEPTHS
+def test_requests_run_to_their_end(depth: int) -> None:
+    core = make_core(depth)
+    core.add_request(make_message("a", 4, max_tokens=3))
+    core.add_request(make_message("b", 30, max_tokens=5))
+    found = run(core)
+    assert tokens_of(found["a"]) == [104, 105, 106]
+    assert tokens_of(found["b"]) == [130, 131, 132, 133, 134]
+    assert {outputs[-1].finish_reason for outputs in found.values()} == {FinishReason.LENGTH}
+    stats = core.call("stats")
+    assert (stats.kv_cache_usage, stats.num_running, stats.num_waiting) == (0.0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("depth", "order"),
+    [
+        (1, ["execute 1", "sample 1", "execute 2", "sample 2", "execute 3"]),
+        (2, ["execute 1", "execute 2", "sample 1", "execute 3", "sample 2"]),
+    ],
+)
+def test_depth_is_the_number_of_steps_in_flight(depth: int, order: list[str]) -> None:
+    core = make_core(depth)
+    core.add_request(make_message("a", 4, max_tokens=8, ignore_eos=True))
+    run(core)
+    assert executor_of(core).calls[:5] == order
+
+
+@DEPTHS
+def test_an_abort_that_comes_while_a_step_runs_wins_over_its_tokens(depth: int) -> None:
+    core = make_core(depth)
+    core.add_request(make_message("a", 4, max_tokens=8))
+    core.add_request(make_message("b", 4, max_tokens=8))
+    core.step()
+
+    executor_of(core).before_sample = lambda: core.abort_soon(["a"])
+    found = run(core)
+    assert "a" not in found
+    assert found["b"][-1].finish_reason is FinishReason.LENGTH
+    assert core.call("stats").kv_cache_usage == 0.0
+
+
+@DEPTHS
+def test_aborted_requests_bring_no_more_outputs_and_free_everything(depth: int) -> None:
+    core = make_core(depth)
+    for name in ("a", "b", "c"):
+        core.add_request(make_message(name, 40, max_tokens=50))
+    for _ in range(3):
+        core.step()
+    core.abort_requests(["a", "unknown", "c", "a"])
+    found = run(core)
+    assert set(found) == {"b"}
+    assert core.call("stats").kv_cache_usage == 0.0
+    assert core.call("reset_prefix_cache") is True
+
+
+def test_a_request_that_cannot_be_hashed_fails_alone() -> None:
+    core = make_core()
+    core.add_request(make_message("good", 4, max_tokens=2))
+    core.add_request(make_message("bad", [2**64] * 16, max_tokens=2))
+    found = run(core)
+    assert tokens_of(found["good"]) == [104, 105]
+    [output] = found["bad"]
+    assert output.finish_reason is FinishReason.ERROR
+    assert output.error is not None and output.error.startswith("OverflowError: ")
+
+
+def test_a_second_request_with_an_id_in_use_is_answered_with_an_error() -> None:
+    core = make_core()
+    core.add_request(make_message("a", 4, max_tokens=2))
+    core.add_request(make_message("a", 4, max_tokens=2))
+    [first] = core.step()[0].outputs[-1:]
+    assert first.finish_reason is FinishReason.ERROR
+    assert first.error is not None and "in use" in first.error
+
+
+def test_outputs_carry_incarnation_and_stats_and_go_to_their_client() -> None:
+    core = make_core()
+    mine, other = make_message("a", 4, max_tokens=1), make_message("b", 4, max_tokens=1)
+    other.client_index = 1
+    core.add_request(mine)
+    core.add_request(other)
+    outputs = core.step()
+    assert {index: found.outputs[0].request_id for index, found in outputs.items()} == {0: "a", 1: "b"}
+    assert {found.incarnation for found in outputs.values()} == {3}
+    stats = outputs[0].stats
+    assert stats is not None and stats.num_generation_tokens == 2
+
+
+def test_an_error_in_a_step_is_raised() -> None:
+    core = make_core()
+
+    def break_down() -> None:
+        raise RuntimeError("the device is gone")
+
+    executor_of(core).before_sample = break_down
+    core.add_request(make_message("a"))
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        core.step()
+
+
+def test_a_gated_request_keeps_the_core_at_work_and_starts_when_released() -> None:
+    gate = FakeGate("a")
+    core = make_core(gates=(gate,))
+    core.add_request(make_message("a", 4, max_tokens=1))
+    for _ in range(3):
+        assert core.step() == {}
+    assert core.has_work
+    gate.held.clear()
+    assert tokens_of(run(core)["a"]) == [104]
+
+
+def test_every_call_has_a_stated_answer_and_others_are_refused() -> None:
+    core = make_core()
+    assert set(core._calls) == set(CALL_RESULTS)
+    with pytest.raises(UnknownOptionError, match="'shutdown'"):
+        core.call("shutdown")
+
+
+@DEPTHS
+def test_three_hundred_mixed_requests_leave_every_block_free(depth: int) -> None:
+    """Case PC12."""
+    rng = random.Random(depth)
+    core = make_core(depth, num_blocks=20, max_num_seqs=8)
+    scheduler = core.scheduler
+    num_preemptions = num_aborted = 0
+    for number in range(300):
+        prompt = rng.choice([1, 5, 40, 100, 500])  # 500 can never run
+        core.add_request(make_message(f"r{number}", prompt, max_tokens=rng.randrange(1, 40)))
+        if core.has_work:
+            core.step()
+        if rng.random() < 0.3 and scheduler.requests:
+            core.abort_soon([rng.choice(list(scheduler.requests))])
+            num_aborted += 1
+    run(core, most_steps=20_000)
+    stats = core.call("stats")
+    num_preemptions = stats.num_preemptions
+    assert num_preemptions > 0 and num_aborted > 20
+    assert (stats.kv_cache_usage, stats.num_running, stats.num_waiting) == (0.0, 0, 0)
+    assert scheduler.kv_cache.num_free_blocks == 19
+    assert not scheduler.requests
