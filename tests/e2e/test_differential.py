@@ -105,7 +105,7 @@ def test_with_a_warm_prefix(subject: Subject) -> None:
 
 def test_after_a_forced_preemption(subject: Subject) -> None:
     # Six blocks a group hold the longest request alone, and not two of the longer ones together.
-    blocks = 1 + 6 * subject.num_groups
+    blocks = 1 + 5 * subject.num_groups
     options = subject.options | {"num_gpu_blocks_override": blocks, "max_num_seqs": 4, "max_num_batched_tokens": 64}
     with LLM(**options) as llm:
         outputs = ask(llm, subject.prompts)

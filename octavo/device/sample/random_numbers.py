@@ -1,7 +1,9 @@
-"""Counter-based random numbers: Philox4x32-10 of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC11).
+"""Counter-based random numbers: a number is a pure function of what it is for, and there is no state anywhere.
 
-A number is a pure function of (seed, choice index, absolute position, purpose). There is no state to keep, to share
-or to restore, so a sample does not depend on batch-mates, chunking, preemption, process or replay.
+(seed, choice index, absolute position, purpose) name a stream through Philox4x32-10 (Salmon et al., "Parallel random
+numbers: as easy as 1, 2, 3", SC11); within a stream, the token id counts along SplitMix64 (Steele et al., "Fast
+splittable pseudorandom number generators", OOPSLA 2014). So a sample does not depend on batch-mates, chunking,
+preemption, process or replay.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import numpy.typing as npt
 MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 KEY_STEPS = np.array([0x9E3779B9, 0xBB67AE85], dtype=np.uint64)
 ROUNDS = 10
+GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 LOW_WORD = np.uint64(0xFFFFFFFF)
 WORD_BITS = np.uint64(32)
 
@@ -25,13 +28,13 @@ class Purpose(enum.IntEnum):
     TOKEN = 0
 
 
-def uniform(
+def stream_keys(
     seeds: npt.NDArray[np.int64] | Sequence[int],
     choice_indices: npt.NDArray[np.int64] | Sequence[int],
     positions: npt.NDArray[np.int64] | Sequence[int],
     purpose: Purpose,
-) -> npt.NDArray[np.float64]:
-    """One number in [0, 1) per row, with 53 random bits.
+) -> npt.NDArray[np.uint64]:
+    """The stream of each row, named by 64 random bits.
 
     seeds:     [R], 0 .. 2**63 - 1: the Philox key.
     positions: [R], absolute position of the token in its request: with choice index and purpose, the counter.
@@ -41,10 +44,26 @@ def uniform(
     counter[:, 0] = positions
     counter[:, 1] = choice_indices
     counter[:, 2] = int(purpose)
-    key = np.stack([seed & LOW_WORD, seed >> WORD_BITS], axis=1)
-    words = philox4x32(counter, key)
-    # 53 of 64 bits: the high 27 of word 0 above the high 26 of word 1.
-    return ((words[:, 0] >> np.uint64(5)) * 2.0**26 + (words[:, 1] >> np.uint64(6))) * 2.0**-53
+    words = philox4x32(counter, np.stack([seed & LOW_WORD, seed >> WORD_BITS], axis=1))
+    return (words[:, 0] << WORD_BITS) | words[:, 1]
+
+
+def exponentials(keys: npt.NDArray[np.uint64], ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Independent numbers of the standard exponential distribution, above 0: one per token id of each row's stream.
+
+    keys: [R]; ids: [V] (the same for all rows) or [R, K]. Returns [R, V] or [R, K].
+    """
+    bits = splitmix64(keys[:, None], ids.astype(np.uint64))
+    uniform = ((bits >> np.uint64(11)) + 0.5) * 2.0**-53  # in (0, 1)
+    return -np.log1p(-uniform)
+
+
+def splitmix64(seed: npt.NDArray[np.uint64], index: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Output number ``index`` (from 0) of the SplitMix64 generator that starts at ``seed``; shapes are broadcast."""
+    z = seed + (index + np.uint64(1)) * GOLDEN_GAMMA
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
 
 
 def philox4x32(counter: npt.NDArray[np.uint64], key: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

@@ -27,7 +27,7 @@ from octavo.device.sample.logits_processors import (
 )
 from octavo.device.sample.logprobs import logprob_rows
 from octavo.device.sample.penalties import Penalties
-from octavo.device.sample.random_numbers import Purpose, uniform
+from octavo.device.sample.random_numbers import Purpose, stream_keys
 from octavo.device.sample.usable import unusable_rows
 from octavo.words.messages import LogprobsRow, NewRequestData
 
@@ -116,10 +116,10 @@ class Sampler:
     def _draw(self, logits: Tensor, batch: SamplingBatch, random: npt.NDArray[np.int64], token_ids: Tensor) -> None:
         """Fill in the tokens of the rows ``random``."""
         slots, rows = np.asarray(batch.slots)[random], torch.from_numpy(random)
-        uniforms = uniform(self._seed[slots], self._choice_index[slots], batch.num_tokens[random], Purpose.TOKEN)
+        keys = stream_keys(self._seed[slots], self._choice_index[slots], batch.num_tokens[random], Purpose.TOKEN)
         filters = Filters(self._top_k[slots], self._top_p[slots], self._min_p[slots])
         scaled = logits[rows] / torch.from_numpy(self._temperature[slots])[:, None]
-        token_ids[rows], chosen_from = draw(scaled, filters, uniforms, keep_logits=self._processed_logprobs)
+        token_ids[rows], chosen_from = draw(scaled, filters, keys, keep_logits=self._processed_logprobs)
         if chosen_from is not None:
             logits[rows] = chosen_from
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from octavo.device.sample.random_numbers import Purpose, philox4x32, uniform
+from octavo.device.sample.random_numbers import Purpose, exponentials, philox4x32, splitmix64, stream_keys
 
 # The known answers that Random123 publishes for philox4x32-10 (kat_vectors).
 KNOWN_ANSWERS = [
@@ -22,29 +22,46 @@ def test_philox_gives_the_published_answers(counter: str, key: str, expected: st
     np.testing.assert_array_equal(philox4x32(words(counter), words(key)), words(expected))
 
 
-def test_a_number_does_not_depend_on_the_others_of_its_call() -> None:
+# The first outputs of the authors' own program for this seed.
+SPLITMIX64_OF_1234567 = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431]
+
+
+def test_splitmix_gives_the_published_answers() -> None:
+    outputs = splitmix64(np.array([1234567], dtype=np.uint64), np.arange(4, dtype=np.uint64))
+    assert outputs.tolist() == SPLITMIX64_OF_1234567
+
+
+def test_a_stream_does_not_depend_on_the_others_of_its_call() -> None:
     seeds, choices, positions = [7, 2**63 - 1, 0], [0, 3, 1], [5, 100_000, 0]
-    together = uniform(seeds, choices, positions, Purpose.TOKEN)
-    alone = [uniform([s], [c], [p], Purpose.TOKEN)[0] for s, c, p in zip(seeds, choices, positions, strict=True)]
+    together = stream_keys(seeds, choices, positions, Purpose.TOKEN)
+    alone = [stream_keys([s], [c], [p], Purpose.TOKEN)[0] for s, c, p in zip(seeds, choices, positions, strict=True)]
     assert together.tolist() == alone
 
 
-def test_seed_choice_and_position_each_give_another_number() -> None:
-    base, seed, choice, position, high_seed = uniform(
-        [1, 2, 1, 1, 1 + 2**40], [0, 0, 1, 0, 0], [9, 9, 9, 10, 9], Purpose.TOKEN
-    )
-    assert len({base, seed, choice, position, high_seed}) == 5
+def test_seed_choice_and_position_each_name_another_stream() -> None:
+    keys = stream_keys([1, 2, 1, 1, 1 + 2**40], [0, 0, 1, 0, 0], [9, 9, 9, 10, 9], Purpose.TOKEN)
+    assert len(set(keys.tolist())) == 5
 
 
-@pytest.mark.parametrize("varied", ["seed", "choice", "position"])
-def test_numbers_are_uniform_along_each_part_of_the_key(varied: str) -> None:
+@pytest.mark.parametrize("varied", ["seed", "choice", "position", "token id"])
+def test_numbers_are_exponential_along_each_part_of_their_name(varied: str) -> None:
     count, bins = 20_000, 50
     steps, fixed = np.arange(count), np.full(count, 3)
     parts = {name: steps if name == varied else fixed for name in ("seed", "choice", "position")}
-    numbers = uniform(parts["seed"], parts["choice"], parts["position"], Purpose.TOKEN)
-    assert numbers.min() >= 0.0
-    assert numbers.max() < 1.0
-    observed = np.histogram(numbers, bins, (0.0, 1.0))[0]
+    keys = stream_keys(parts["seed"], parts["choice"], parts["position"], Purpose.TOKEN)
+    numbers = exponentials(keys[:1], steps)[0] if varied == "token id" else exponentials(keys, fixed[:1])[:, 0]
+    assert numbers.min() > 0.0
+    assert np.isfinite(numbers).all()
+    uniform = np.exp(-numbers)
+    observed = np.histogram(uniform, bins, (0.0, 1.0))[0]
     chi_square = ((observed - count / bins) ** 2 / (count / bins)).sum()
     assert chi_square < 85.4  # 49 degrees of freedom, p = 0.001
-    assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 0.03
+    assert abs(np.corrcoef(uniform[:-1], uniform[1:])[0, 1]) < 0.03
+
+
+def test_numbers_are_named_by_token_id_whatever_the_candidates() -> None:
+    keys = stream_keys([1, 2], [0, 0], [4, 4], Purpose.TOKEN)
+    some = np.array([[5, 900], [31, 2]])
+    np.testing.assert_array_equal(
+        exponentials(keys, some), np.take_along_axis(exponentials(keys, np.arange(1000)), some, axis=1)
+    )
