@@ -5,25 +5,37 @@ from __future__ import annotations
 import json
 import sys
 import time
+from typing import Any
+
+from octavo.words.errors import OctavoError
 
 
-def main() -> None:
+def main() -> int:
+    """Arguments: when the process was started (``time.time``), and the engine's options as JSON."""
     began, options = float(sys.argv[1]), json.loads(sys.argv[2])
-    phases = {"interpreter": time.time() - began}
+    try:
+        print(json.dumps(measure(began, options)))
+    except OctavoError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
 
+
+def measure(began: float, options: dict[str, Any]) -> dict[str, Any]:
+    """Seconds until the first token is there, and of each phase before."""
+    phases = {"interpreter": time.time() - began}
     imported = time.time()
     from octavo.frontend.llm import LLM
     from octavo.words.sampling_params import SamplingParams
 
     phases["imports"] = time.time() - imported
     with LLM(**options) as llm:
-        phases.update(llm.info.phases)
+        phases |= llm.info.phases
         before = time.time()
         llm.generate("Hello", SamplingParams(max_tokens=1, temperature=0.0), use_tqdm=False)
         phases["first_token"] = time.time() - before
-        total = time.time() - began
-    print(json.dumps({"time_to_first_token": total, "phases": phases}))
+        return {"time_to_first_token": time.time() - began, "phases": phases}
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

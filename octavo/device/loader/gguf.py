@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,14 +14,30 @@ import torch
 from torch import Tensor
 
 from octavo.checkpoint.gguf_header import GGUFFile
-from octavo.device.loader.gguf_dequant import DEQUANTIZE, Bytes, dequantize_rows
-from octavo.device.loader.source import StoredTensor, map_file
+from octavo.device.loader.dequantize import dequantizer
+from octavo.device.loader.gguf_dequant import DEQUANTIZE, Bytes
+from octavo.device.loader.source import Move, StoredTensor, map_file
 
-INLINE_ELEMENTS = 2**17  # below this a second thread costs more than it brings
+# What a thread takes at a time: large, for threads meet at the interpreter's lock between two pieces, and small enough
+# that none is left with much when the others are done.
+PIECE_ELEMENTS = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """``target`` [num_rows, columns] is filled from those of the tensor's stored ``rows`` that ``chosen`` names."""
+
+    type: str
+    rows: Bytes
+    chosen: slice | npt.NDArray[np.int64]
+    target: Tensor
+
+    def copy(self) -> None:
+        dequantizer(self.target.dtype)(self.type, self.rows[self.chosen], self.target)
 
 
 class GGUFSource:
-    """The tensors of one GGUF file, which stays mapped until ``close``. Rows are shared among ``num_threads``."""
+    """The tensors of one GGUF file, which stays mapped until ``close``. ``num_threads`` share the work of ``copy``."""
 
     gguf = True
 
@@ -28,7 +45,6 @@ class GGUFSource:
         self._file = GGUFFile.open(path)
         self._bytes: Bytes = np.frombuffer(map_file(path), dtype=np.uint8)
         self._num_threads = num_threads
-        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="octavo-load")
         self._tensors = {
             tensor.name: StoredTensor(tensor.name, path, tensor.shape, tensor.nbytes, tensor.type)
             for tensor in self._file.tensors.values()
@@ -41,33 +57,34 @@ class GGUFSource:
     def can_read(self, tensor: StoredTensor) -> bool:
         return tensor.type in DEQUANTIZE
 
-    def copy(self, tensor: StoredTensor, target: Tensor, *, interleaved_heads: int = 0) -> None:
-        rows, columns = self._rows(tensor), tensor.shape[-1]
-        if not interleaved_heads:
-            self._dequantize(tensor.type, rows, target.view(-1, columns))
-        elif target.dim() == 1:
-            values = torch.empty(1, columns)
-            dequantize_rows(tensor.type, rows, values)
-            target.copy_(values[0, torch.from_numpy(half_split_order(interleaved_heads, columns))])
-        else:
-            # Whole rows move, so it is the stored ones that are put in order: they are the smaller.
-            self._dequantize(tensor.type, rows[half_split_order(interleaved_heads, len(rows))], target)
+    def copy(self, moves: Sequence[Move]) -> None:
+        pieces = [piece for move in moves for piece in self._pieces(move)]
+        with ThreadPoolExecutor(self._num_threads, thread_name_prefix="octavo-load") as pool:
+            for _ in pool.map(Piece.copy, pieces):
+                pass
+        for move in moves:
+            if move.interleaved_heads and move.target.dim() == 1:
+                order = half_split_order(move.interleaved_heads, len(move.target))
+                move.target.copy_(move.target[torch.from_numpy(order)])
 
     def close(self) -> None:
-        self._pool.shutdown()
         self._bytes = np.empty(0, dtype=np.uint8)
+
+    def _pieces(self, move: Move) -> Iterator[Piece]:
+        """Whole rows of a matrix move, so it is the stored ones that are put in order: they are the smaller."""
+        rows = self._rows(move.stored)
+        target = move.target.view(len(rows), -1)
+        moves_rows = move.interleaved_heads and move.target.dim() > 1
+        order = half_split_order(move.interleaved_heads, len(rows)) if moves_rows else None
+        step = max(1, PIECE_ELEMENTS // target.shape[1])
+        for start in range(0, len(rows), step):
+            part = slice(start, start + step)
+            yield Piece(move.stored.type, rows, part if order is None else order[part], target[part])
 
     def _rows(self, tensor: StoredTensor) -> Bytes:
         """The stored bytes, [num_rows, row bytes]: a view of the mapped file. A vector is one row."""
         offset = self._file.tensors[tensor.name].offset
         return self._bytes[offset : offset + tensor.nbytes].reshape(math.prod(tensor.shape[:-1]), -1)
-
-    def _dequantize(self, type_name: str, rows: Bytes, target: Tensor) -> None:
-        if target.numel() < INLINE_ELEMENTS:
-            return dequantize_rows(type_name, rows, target)
-        size = -(-len(rows) // self._num_threads)
-        parts = [slice(start, start + size) for start in range(0, len(rows), size)]
-        list(self._pool.map(lambda part: dequantize_rows(type_name, rows[part], target[part]), parts))
 
 
 def half_split_order(num_heads: int, num_rows: int) -> npt.NDArray[np.int64]:

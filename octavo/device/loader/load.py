@@ -19,7 +19,7 @@ from octavo.device.layers.weight_map import WeightMap
 from octavo.device.loader.dummy import fill_dummy
 from octavo.device.loader.gguf import GGUFSource
 from octavo.device.loader.safetensors import SafetensorsSource
-from octavo.device.loader.source import StoredTensor, WeightSource
+from octavo.device.loader.source import Move, StoredTensor, WeightSource
 from octavo.device.loader.weight_map import NameResolver, Placement
 from octavo.words.errors import CheckpointError, UnsupportedError
 
@@ -40,15 +40,6 @@ class LoadReport:
     num_tensors: int
     bytes: int
     seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """One copy: a stored tensor into a view of a parameter."""
-
-    stored: StoredTensor
-    target: Tensor
-    interleaved_heads: int
 
 
 def load_weights(
@@ -74,8 +65,7 @@ def load_weights(
 def _fill(parameters: Mapping[str, Tensor], weight_map: WeightMap, source: WeightSource) -> tuple[int, int]:
     with closing(source):
         moves = plan_moves(parameters, weight_map, source)
-        for move in moves:
-            source.copy(move.stored, move.target, interleaved_heads=move.interleaved_heads)
+        source.copy(moves)
     return len(moves), sum(move.stored.nbytes for move in moves)
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from octavo.checkpoint.safetensors_header import SafetensorsFile, SafetensorsTensor, read_safetensors_folder
-from octavo.device.loader.source import StoredTensor, map_file
+from octavo.device.loader.source import Move, StoredTensor, map_file
 
 TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64,
@@ -38,10 +38,11 @@ class SafetensorsSource:
     def can_read(self, tensor: StoredTensor) -> bool:
         return tensor.type in TORCH_DTYPES
 
-    def copy(self, tensor: StoredTensor, target: Tensor, *, interleaved_heads: int = 0) -> None:
-        header = self._headers[tensor.name]
-        if header.nbytes:
-            target.copy_(self._view(tensor.file, header).view(header.shape))
+    def copy(self, moves: Sequence[Move]) -> None:
+        for move in moves:
+            header = self._headers[move.stored.name]
+            if header.nbytes:
+                move.target.copy_(self._view(move.stored.file, header).view(header.shape))
 
     def close(self) -> None:
         self._maps.clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -22,6 +22,18 @@ class StoredTensor:
     type: str
 
 
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One copy: a stored tensor into a view of a parameter, of the same shape and any float dtype.
+
+    ``interleaved_heads`` is as in ``Placement``.
+    """
+
+    stored: StoredTensor
+    target: Tensor
+    interleaved_heads: int = 0
+
+
 class WeightSource(Protocol):
     """All tensors of a checkpoint, copied on demand. Opening one has read and checked every header.
 
@@ -37,15 +49,12 @@ class WeightSource(Protocol):
         """Say whether ``copy`` knows the tensor's storage type."""
         ...
 
-    def copy(self, tensor: StoredTensor, target: Tensor, *, interleaved_heads: int = 0) -> None:
-        """Write the tensor into ``target``, of the same shape and any float dtype, converting as needed.
-
-        ``interleaved_heads`` is as in ``Placement``.
-        """
+    def copy(self, moves: Sequence[Move]) -> None:
+        """Make all moves, converting as needed. In which order and by how many threads is the source's affair."""
         ...
 
     def close(self) -> None:
-        """Let go of files and threads."""
+        """Let go of the files."""
         ...
 
 
