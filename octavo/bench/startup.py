@@ -44,7 +44,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 def probe(options: str, timeout_s: float) -> dict[str, Any]:
     """One fresh process that starts an engine, makes one token and tells its phases."""
     command = [sys.executable, "-m", PROBE, repr(time.time()), options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    except subprocess.TimeoutExpired:
+        raise EngineStartError(
+            f"the start-up probe took more than {timeout_s:g} s; allow more with --timeout"
+        ) from None
     if done.returncode != 0:
         raise EngineStartError(f"the start-up probe failed:\n{done.stderr.strip()}")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

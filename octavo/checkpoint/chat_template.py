@@ -36,7 +36,7 @@ def read_chat_templates(checkpoint: Checkpoint) -> dict[str, str]:
     that before ``tokenizer_config.json``. Raises CheckpointError for a broken file.
     """
     if checkpoint.kind == "gguf":
-        return _from_gguf(GGUFFile.open(checkpoint.path))
+        return _from_gguf(checkpoint.gguf)
     folder = checkpoint.path
     return _from_jinja(folder) or _from_json(folder / "chat_template.json") or _from_json(_config_path(folder))
 
@@ -44,7 +44,7 @@ def read_chat_templates(checkpoint: Checkpoint) -> dict[str, str]:
 def read_special_tokens(checkpoint: Checkpoint) -> dict[str, str]:
     """Return the texts of special tokens by the names that templates use (bos_token, eos_token, ...)."""
     if checkpoint.kind == "gguf":
-        return _gguf_special_tokens(GGUFFile.open(checkpoint.path))
+        return _gguf_special_tokens(checkpoint.gguf)
     path = _config_path(checkpoint.path)
     if not path.exists():
         return {}

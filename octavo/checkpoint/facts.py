@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from octavo.checkpoint.gguf_facts import gguf_model_facts
-from octavo.checkpoint.gguf_header import GGUFFile
 from octavo.checkpoint.hf_facts import count_parameters, hf_model_facts
 from octavo.checkpoint.record import read_json_record
 from octavo.checkpoint.resolve import Checkpoint
@@ -25,7 +24,7 @@ def read_model_facts(checkpoint: Checkpoint, *, load_format: str = "auto") -> Mo
         raise ConfigError(f"load_format={load_format!r}, but {checkpoint.path} is {stored}; use auto or {stored}")
     dummy = load_format == "dummy"
     if checkpoint.kind == "gguf":
-        facts = gguf_model_facts(GGUFFile.open(checkpoint.path), dummy=dummy)
+        facts = gguf_model_facts(checkpoint.gguf, dummy=dummy)
     else:
         config = read_json_record(checkpoint.path / "config.json")
         facts = hf_model_facts(config, files=None if dummy else read_safetensors_folder(checkpoint.path))

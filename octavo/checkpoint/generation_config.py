@@ -40,7 +40,7 @@ def read_generation_config(checkpoint: Checkpoint) -> GenerationConfig:
     Raises CheckpointError for a broken file or a value of the wrong type.
     """
     if checkpoint.kind == "gguf":
-        return _from_gguf(GGUFFile.open(checkpoint.path))
+        return _from_gguf(checkpoint.gguf)
     own_path = checkpoint.path / "generation_config.json"
     own = read_json_record(own_path) if own_path.exists() else Record(own_path, {})
     config = read_json_record(checkpoint.path / "config.json")

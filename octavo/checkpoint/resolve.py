@@ -5,10 +5,12 @@ from __future__ import annotations
 import difflib
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
 from octavo.checkpoint.catalogue import CACHE_NAME, CATALOGUE, cached_models, models_dir, pull
+from octavo.checkpoint.gguf_header import GGUFFile
 from octavo.config.env import read_environment
 from octavo.words.errors import CheckpointError, ModelNotFoundError
 
@@ -33,6 +35,14 @@ class Checkpoint:
     def folder(self) -> Path:
         """The folder that holds the files."""
         return self.path if self.kind == "hf" else self.path.parent
+
+    @cached_property
+    def gguf(self) -> GGUFFile:
+        """The header of a checkpoint of kind "gguf", read once: stepping over a vocabulary takes its time.
+
+        Raises CheckpointError for a broken file, UnsupportedError for a version or type that is not known.
+        """
+        return GGUFFile.open(self.path)
 
     @property
     def config_path(self) -> Path | None:

@@ -22,7 +22,7 @@ BENCHMARKS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="benchmark", required=True, metavar="|".join(BENCHMARKS))
     for name, (module_name, summary) in BENCHMARKS.items():
-        command = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        command = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
         command.add_argument("--output-json", type=Path, metavar="FILE", help="also write the figures to a file")
         importlib.import_module(module_name).add_arguments(command)
         add_cli_arguments(command)

@@ -20,7 +20,7 @@ HELP = "Commands: /reset forgets the conversation, /exit ends. Ctrl-C stops an a
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="catalogue name, local folder, .gguf file or hub id")
+    parser.add_argument("model", metavar="MODEL", help="catalogue name, local folder, .gguf file or hub id")
     parser.add_argument("--system", help="a system message before the conversation")
     add_sampling_arguments(parser)
     add_cli_arguments(parser, skip=("model", "seed"))
@@ -29,6 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from octavo.frontend.llm_engine import LLMEngine
 
+    # Lines of statistics would come in the middle of an answer.
+    args.disable_log_stats = getattr(args, "disable_log_stats", True)
     with LLMEngine.from_engine_args(EngineArgs.from_cli_args(args)) as engine:
         defaults = engine.default_sampling_params.clone(max_tokens=None)
         conversation = Conversation(engine, sampling_params_from(args, defaults), system=args.system)

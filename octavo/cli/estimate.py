@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 from typing import Any
 
 from octavo.checkpoint.facts import read_model_facts
@@ -19,9 +20,11 @@ from octavo.words.model_facts import ModelFacts
 
 GIB = 1 << 30
 
+logger = logging.getLogger(__name__)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="catalogue name, local folder, .gguf file or hub id")
+    parser.add_argument("model", metavar="MODEL", help="catalogue name, local folder, .gguf file or hub id")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_cli_arguments(parser, skip=("model",))
 
@@ -33,6 +36,8 @@ def run(args: argparse.Namespace) -> int:
     )
     facts = read_model_facts(checkpoint)
     plan = make_plan(config, facts, detect_caps(config.parallel.device))
+    for line in plan.explained():
+        logger.debug("Plan: %s", line)
     figures = estimate(facts, plan, num_blocks_override=config.cache.num_gpu_blocks_override)
     print(json.dumps(figures) if args.json else as_text(figures))
     return 0

@@ -6,22 +6,24 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from octavo.cli.sampling_flags import add_sampling_arguments, sampling_params_from
 from octavo.config.flat import EngineArgs, add_cli_arguments
 from octavo.words.errors import ConfigError
-from octavo.words.outputs import CompletionOutput, RequestOutput
+from octavo.words.outputs import CompletionOutput, Logprob, RequestOutput
 
 DEFAULT_MAX_TOKENS = 256
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", help="catalogue name, local folder, .gguf file or hub id")
-    parser.add_argument("--prompt", action="append", help="a prompt (repeatable)")
-    parser.add_argument("--prompt-file", type=Path, help="a file with one prompt per line")
+    parser.add_argument("model", metavar="MODEL", help="catalogue name, local folder, .gguf file or hub id")
+    parser.add_argument("--prompt", action="append", metavar="TEXT", help="a prompt (repeatable)")
+    parser.add_argument(
+        "--prompt-file", type=Path, metavar="FILE", help="a file with one prompt per line (else: standard input)"
+    )
     parser.add_argument(
         "--chat", action="store_true", help="send each prompt as a user's message through the chat template"
     )
@@ -35,10 +37,12 @@ def run(args: argparse.Namespace) -> int:
     from octavo.frontend.llm import LLM
 
     prompts = read_prompts(args)
+    show_bar = not args.no_progress and sys.stderr.isatty()
+    # The bar shows throughput too, and lines of statistics would cut it to pieces.
+    args.disable_log_stats = getattr(args, "disable_log_stats", show_bar)
     with LLM.from_engine_args(EngineArgs.from_cli_args(args)) as llm:
         defaults = llm.get_default_sampling_params().clone(max_tokens=DEFAULT_MAX_TOKENS)
         params = sampling_params_from(args, defaults)
-        show_bar = not args.no_progress and sys.stderr.isatty()
         started = time.perf_counter()
         if args.chat:
             conversations = [[{"role": "user", "content": prompt}] for prompt in prompts]
@@ -56,18 +60,21 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
     prompts = list(args.prompt or [])
     if args.prompt_file is not None:
         try:
-            prompts += _lines(args.prompt_file.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--prompt-file {args.prompt_file}: {error}") from None
-    if not prompts and not sys.stdin.isatty():
-        prompts = _lines(sys.stdin.read())
+            prompts += _lines(args.prompt_file.read_bytes(), f"--prompt-file {args.prompt_file}")
+        except OSError as error:
+            raise ConfigError(f"--prompt-file {args.prompt_file}: {error.strerror}") from None
+    elif not prompts and not sys.stdin.isatty():
+        prompts = _lines(sys.stdin.buffer.read(), "standard input")
     if not prompts:
         raise ConfigError("no prompt: give --prompt TEXT, --prompt-file FILE, or lines on standard input.")
     return prompts
 
 
-def _lines(text: str) -> list[str]:
-    return [line for line in text.splitlines() if line.strip()]
+def _lines(data: bytes, source: str) -> list[str]:
+    try:
+        return [line for line in data.decode("utf-8-sig").splitlines() if line.strip()]
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{source}: byte {error.start} is not UTF-8; prompts are text, one a line.") from None
 
 
 def print_outputs(prompts: Sequence[str], outputs: Sequence[RequestOutput], *, as_json: bool) -> None:
@@ -85,6 +92,8 @@ def as_object(prompt: str, output: RequestOutput) -> dict[str, Any]:
     """One prompt's answer: the first choice's fields, and ``choices`` where n was above 1."""
     choices = [_choice(choice) for choice in output.outputs]
     answer = {"prompt": prompt, **choices[0]}
+    if output.prompt_logprobs is not None:
+        answer["prompt_logprobs"] = [position and _candidates(position) for position in output.prompt_logprobs]
     if len(choices) > 1:
         answer["choices"] = choices
     return answer
@@ -99,12 +108,15 @@ def _choice(choice: CompletionOutput) -> dict[str, Any]:
     if choice.error is not None:
         fields["error"] = choice.error
     if choice.logprobs is not None:
-        fields["logprobs"] = [
-            {str(token_id): {"logprob": candidate.logprob, "rank": candidate.rank, "token": candidate.decoded_token}
-             for token_id, candidate in position.items()}
-            for position in choice.logprobs
-        ]  # fmt: skip
+        fields["logprobs"] = [_candidates(position) for position in choice.logprobs]
     return fields
+
+
+def _candidates(position: Mapping[int, Logprob]) -> dict[str, dict[str, Any]]:
+    return {
+        str(token_id): {"logprob": candidate.logprob, "rank": candidate.rank, "token": candidate.decoded_token}
+        for token_id, candidate in position.items()
+    }
 
 
 def summary(outputs: Sequence[RequestOutput], elapsed_s: float, phases: dict[str, float]) -> str:
@@ -113,6 +125,7 @@ def summary(outputs: Sequence[RequestOutput], elapsed_s: float, phases: dict[str
     num_output = sum(len(choice.token_ids) for output in outputs for choice in output.outputs)
     startup = ", ".join(f"{name} {seconds:.2f}" for name, seconds in phases.items())
     return (
-        f"{len(outputs)} requests, {num_prompt} prompt + {num_output} output tokens in {elapsed_s:.2f} s "
+        f"{len(outputs)} request{'' if len(outputs) == 1 else 's'}, "
+        f"{num_prompt} prompt + {num_output} output tokens in {elapsed_s:.2f} s "
         f"({num_output / max(elapsed_s, 1e-9):.1f} tok/s); start-up {sum(phases.values()):.2f} s ({startup})"
     )

@@ -8,13 +8,17 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import logging
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from octavo import __version__
+from octavo.config.env import read_environment
 from octavo.config.flat import with_hyphens
+from octavo.util.logs import init_logging
 from octavo.words.errors import ConfigError, OctavoError
 
 COMMANDS = {
@@ -35,12 +39,32 @@ commands:
 
 options:
   -h, --help     show this help, or that of a command: octavo COMMAND --help
+  -v, --verbose  (after a command) also log the plan with its reasons
   -V, --version  show the version
+
+first steps:
+  octavo pull smollm2-135m
+  octavo generate smollm2-135m --chat --prompt "Why is the sky blue?"
 """
+
+logger = logging.getLogger("octavo.cli.main")
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that names the nearest flag when it meets an unknown one, and exits with 2."""
+    """An argument parser that names the nearest flag when it meets an unknown one, and exits with 2.
+
+    It and its subcommands have ``-v``, absent from the namespace unless given.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, allow_abbrev=False)
+        self.add_argument(
+            "-v",
+            "--verbose",
+            action="store_true",
+            default=argparse.SUPPRESS,
+            help="log more on stderr: the plan with its reasons, seconds of every phase, tracebacks of errors",
+        )
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Parse all of ``arguments``; an unknown one ends the program."""
@@ -61,6 +85,12 @@ class Parser(argparse.ArgumentParser):
         inner = [flag for commands in nested for command in commands.values() for flag in command._flags()]
         return [*self._option_string_actions, *inner]
 
+    def format_help(self) -> str:
+        """Every option has its own lines, so the first one shows only what must be given."""
+        required = [str(action.metavar or action.dest) for action in self._get_positional_actions()]
+        self.usage = " ".join(["%(prog)s", *required, "[options]"])
+        return super().format_help()
+
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: error: {message}\nSee {self.prog} --help", file=sys.stderr)
         raise SystemExit(2)
@@ -80,34 +110,55 @@ def usage() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    program = f"octavo {argv[0]}" if argv and argv[0] in COMMANDS else "octavo"
+    try:
+        exit_code = run_command(argv[0], argv[1:]) if argv and argv[0] in COMMANDS else run_no_command(argv)
+        print(end="", flush=True)  # what cannot be written is found here, not on Python's way out
+        return exit_code
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # as in `octavo ... | head`: the reader has what it wanted
+        _discard_unwritten()
+        return 1
+    except (OctavoError, OSError) as error:
+        logger.debug("%s failed", program, exc_info=error)
+        print(f"{program}: error: {error}", file=sys.stderr)
+        _discard_unwritten()
+        return 2 if isinstance(error, ConfigError) else 1
+
+
+def run_command(name: str, argv: Sequence[str]) -> int:
+    module_name, summary = COMMANDS[name]
+    module: ModuleType = importlib.import_module(module_name)
+    parser = Parser(prog=f"octavo {name}", description=summary[0].upper() + summary[1:] + ".")
+    module.add_arguments(parser)
+    args = parser.parse(with_hyphens(argv))
+    _start_logging(verbose="verbose" in args)
+    return int(module.run(args))
+
+
+def run_no_command(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help", "help"):
         print(usage(), end="")
         return 0 if argv else 2
     if argv[0] in ("-V", "--version"):
         print(f"octavo {__version__}")
         return 0
-    if argv[0] not in COMMANDS:
-        print(f"octavo: error: unknown command {argv[0]!r}.{did_you_mean(argv[0], COMMANDS)}", file=sys.stderr)
-        return 2
-    return run_command(argv[0], argv[1:])
+    raise ConfigError(f"unknown command {argv[0]!r}.{did_you_mean(argv[0], COMMANDS)}")
 
 
-def run_command(name: str, argv: Sequence[str]) -> int:
-    module_name, summary = COMMANDS[name]
+def _start_logging(*, verbose: bool) -> None:
+    environment = read_environment()
+    init_logging(level="DEBUG" if verbose else environment.logging_level, as_json=environment.logging_json)
+
+
+def _discard_unwritten() -> None:
+    """Let standard output go where nothing fails, if what is left in its buffer cannot be written."""
     try:
-        module: ModuleType = importlib.import_module(module_name)
-        parser = Parser(prog=f"octavo {name}", description=summary[0].upper() + summary[1:] + ".", allow_abbrev=False)
-        module.add_arguments(parser)
-        return int(module.run(parser.parse(with_hyphens(argv))))
-    except OctavoError as error:
-        print(f"octavo {name}: error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
-    except KeyboardInterrupt:
-        print(f"octavo {name}: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        sys.stderr.close()
-        return 1
+        print(end="", flush=True)
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -13,5 +13,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     for entry in list_models():
-        print(f"{entry.name:<24} {'cached' if entry.path else 'octavo pull ' + entry.name:<28} {entry.summary}")
+        state = "cached" if entry.path else f"octavo pull {entry.name}"
+        print(f"{entry.name:<24} {state:<28} {entry.summary}".rstrip())
     return 0

@@ -8,7 +8,7 @@ from octavo.checkpoint.resolve import pull_model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", help="a catalogue name (see octavo models) or a hub id")
+    parser.add_argument("name", metavar="NAME", help="a catalogue name (see octavo models) or a hub id")
     parser.add_argument("--no-progress", action="store_true", help="no progress bar")
 
 

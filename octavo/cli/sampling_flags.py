@@ -23,19 +23,47 @@ def parse_bias(text: str) -> dict[int, float]:
         raise argparse.ArgumentTypeError(f'expected JSON such as {{"66": -100}}, got {text!r}') from error
 
 
+HELP = {
+    "n": "answers per prompt",
+    "presence_penalty": "taken from the logits of tokens that were generated (-2 to 2)",
+    "frequency_penalty": "the same, once for each time they were (-2 to 2)",
+    "repetition_penalty": "divides the logits of tokens seen so far; above 1 avoids them",
+    "temperature": "0 = always the likeliest token; up to 2",
+    "top_p": "sample from the likeliest tokens that make up this probability",
+    "top_k": "sample from this many of the likeliest tokens; 0 = all",
+    "min_p": "drop tokens below this share of the likeliest one's probability",
+    "seed": "makes the sampling repeatable",
+    "stop": "text that ends an answer",
+    "stop_token_ids": "token id that ends an answer",
+    "ignore_eos": "go on when the model would end",
+    "max_tokens": "most tokens of an answer",
+    "min_tokens": "tokens before an answer may end",
+    "logprobs": "report the log probabilities of this many of the likeliest tokens (in --json)",
+    "prompt_logprobs": "the same for the tokens of the prompt",
+    "logit_bias": 'added to logits, such as {"66": -100}',
+    "allowed_token_ids": "token id that may be sampled; no other then",
+    "bad_words": "text that is never generated",
+    "skip_special_tokens": "leave special tokens out of the text",
+    "spaces_between_special_tokens": "put spaces between special tokens in the text",
+    "include_stop_str_in_output": "keep the stop text in the answer",
+}
+
 LIST_FIELDS: dict[str, type] = {"stop": str, "stop_token_ids": int, "allowed_token_ids": int, "bad_words": str}
 SCALAR_TYPES: dict[str, type] = {"int": int, "float": float, "int | None": int}
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     """Add a flag per field; one that is not given leaves the model's default alone."""
-    group = parser.add_argument_group("sampling", "a repeatable flag takes one value at a time: --stop A --stop B")
+    group = parser.add_argument_group(
+        "sampling",
+        "What is not given is the model's own default. Flags with VALUE are repeatable: --stop A --stop B.",
+    )
     for field in msgspec.structs.fields(SamplingParams):
         if field.name in NOT_FLAGS:
             continue
         flag = "--" + field.name.replace("_", "-")
         annotation = SamplingParams.__annotations__[field.name]
-        keywords: dict[str, Any] = {"dest": f"sampling_{field.name}", "default": None}
+        keywords: dict[str, Any] = {"dest": f"sampling_{field.name}", "default": None, "help": HELP[field.name]}
         if field.name in LIST_FIELDS:
             keywords |= {"action": "append", "type": LIST_FIELDS[field.name], "metavar": "VALUE"}
         elif field.name == "logit_bias":

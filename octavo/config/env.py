@@ -10,7 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from octavo.words.errors import ConfigError
+
 _TRUE = frozenset({"1", "true", "yes", "on"})
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,12 +30,15 @@ class Environment:
 
 
 def read_environment(variables: Mapping[str, str] | None = None) -> Environment:
-    """Read ``variables`` (default: this process's) once; whoever needs a setting is handed the value."""
+    """Read ``variables`` (default: this process's) once; whoever needs a setting is handed the value.
+
+    Raises ConfigError for a logging level that is none.
+    """
     found = os.environ if variables is None else variables
     return Environment(
         cache_root=_cache_root(found),
         offline=_is_true(found, "HF_HUB_OFFLINE") or _is_true(found, "TRANSFORMERS_OFFLINE"),
-        logging_level=found.get("OCTAVO_LOGGING_LEVEL", "INFO").upper(),
+        logging_level=_logging_level(found),
         logging_json=_is_true(found, "OCTAVO_LOGGING_JSON"),
     )
 
@@ -48,6 +54,13 @@ def _cache_root(variables: Mapping[str, str]) -> Path:
         return Path(asked).expanduser()
     shared = variables.get("XDG_CACHE_HOME")
     return (Path(shared) if shared else Path.home() / ".cache") / "octavo"
+
+
+def _logging_level(variables: Mapping[str, str]) -> str:
+    level = variables.get("OCTAVO_LOGGING_LEVEL", "INFO").upper()
+    if level not in _LEVELS:
+        raise ConfigError(f"OCTAVO_LOGGING_LEVEL={level} cannot be had: give one of {', '.join(_LEVELS)}")
+    return level
 
 
 def _is_true(variables: Mapping[str, str], name: str) -> bool:

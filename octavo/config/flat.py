@@ -39,7 +39,7 @@ class Leaf:
     def expected(self) -> str:
         """What a value may be, in words."""
         if self.option.choices:
-            return "one of " + ", ".join(self.option.choices)
+            return ("one of " if len(self.option.choices) > 1 else "") + ", ".join(self.option.choices)
         kind = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}[self.type]
         bounds = [f">= {_plain(self.option.at_least)}"] if self.option.at_least is not None else []
         bounds += [f"<= {_plain(self.option.at_most)}"] if self.option.at_most is not None else []

@@ -21,6 +21,7 @@ from octavo.control.scheduler.scheduler import Scheduler, SchedulerLimits
 from octavo.device.platform.detect import detect_caps
 from octavo.engine.core import EngineCore
 from octavo.engine.info import EngineInfo
+from octavo.engine.interrupts import deferred_interrupts
 from octavo.engine.phases import Phases
 from octavo.engine.plugins import load_plugins
 from octavo.engine.simulated_model import SIMULATED_FACTS, SIMULATED_MODEL, token_function
@@ -29,7 +30,7 @@ from octavo.plan.kv_specs import kv_cache_specs
 from octavo.plan.plan import Plan
 from octavo.plan.planner import make_plan
 from octavo.util.lazy import resolve
-from octavo.words.kv_cache_spec import KVCacheConfig
+from octavo.words.kv_cache_spec import DTYPE_BYTES, KVCacheConfig
 from octavo.words.model_facts import ModelFacts
 
 EXECUTORS = {
@@ -87,8 +88,8 @@ def _decide(config: EngineConfig, phases: Phases) -> ModelParts:
         plan = make_plan(config, facts, caps)
     if not caps.has_native:
         logger.warning("octavo._native is not installed: every operation runs on plain torch")
-    for name, reason in plan.reasons.items():
-        logger.debug("Plan: %s = %s (%s)", name, getattr(plan, name), reason)
+    for line in plan.explained():
+        logger.debug("Plan: %s", line)
     return ModelParts(config=config, checkpoint=checkpoint, facts=facts, plan=plan)
 
 
@@ -107,13 +108,16 @@ def find_checkpoint(config: EngineConfig) -> Checkpoint | None:
 
 def _start_uni(parts: ModelParts, phases: Phases) -> Executor:
     with phases("init worker"):
-        worker = resolve(WORKER_BUILDER)(parts.config, parts.plan, parts.facts, parts.checkpoint)
+        with deferred_interrupts():  # half an import of torch cannot be taken up again
+            build_worker = resolve(WORKER_BUILDER)
+        worker = build_worker(parts.config, parts.plan, parts.facts, parts.checkpoint)
         worker.init_device()
     with phases("load weights"):
         report = worker.load_model()
     logger.info("Loading weights took %.2f seconds", report.seconds)
+    weight_bytes = parts.facts.num_parameters * DTYPE_BYTES[parts.plan.dtype]
     logger.info(
-        "Model loading took %.2f GiB memory and %.2f seconds", report.bytes / GIB, phases.seconds["load weights"]
+        "Model loading took %.2f GiB memory and %.2f seconds", weight_bytes / GIB, phases.seconds["load weights"]
     )
     executor: Executor = resolve(EXECUTORS["uni"])(worker)
     return executor

@@ -15,6 +15,7 @@ from octavo.engine.build import build_engine_core
 from octavo.engine.core import EngineCore
 from octavo.engine.failure import describe_death, describe_failed_call
 from octavo.engine.info import EngineInfo
+from octavo.engine.interrupts import deferred_interrupts
 from octavo.words.errors import EngineDeadError, EngineError
 from octavo.words.messages import EngineCoreOutputs, EngineCoreRequest
 
@@ -60,7 +61,7 @@ class InprocClient:
         core, self._info = build_engine_core(config, incarnation=incarnation)
         self._core: EngineCore | None = core
         self._death: EngineDeadError | None = None
-        self._settled: deque[EngineCoreOutputs] = deque()
+        self._ready: deque[EngineCoreOutputs] = deque()
 
     @property
     def info(self) -> EngineInfo:
@@ -74,11 +75,11 @@ class InprocClient:
 
     def get_output(self, *, blocking: bool = True) -> EngineCoreOutputs | None:
         core = self._living_core()
-        if self._settled:
-            return self._settled.popleft()
-        if not blocking and not core.has_work:
-            return None
-        return self._step(core)
+        if not self._ready:
+            if not blocking and not core.has_work:
+                return None
+            self._step(core)
+        return self._ready.popleft() if self._ready else EngineCoreOutputs()
 
     def call(self, name: str, *args: Any) -> Any:
         core = self._living_core()
@@ -99,17 +100,21 @@ class InprocClient:
     def _settle(self, core: EngineCore) -> None:
         """Finish steps that nobody waits for (a background core does so by itself): they still hold blocks."""
         while core.has_work and not core.scheduler.has_unfinished_requests():
-            outputs = self._step(core)
-            if outputs.outputs:
-                self._settled.append(outputs)
+            self._step(core)
 
-    def _step(self, core: EngineCore) -> EngineCoreOutputs:
-        try:
-            return core.step().get(0, EngineCoreOutputs())
-        except Exception as error:
-            self._death = EngineDeadError(describe_death(error))
-            self.shutdown()
-            raise self._death from error
+    def _step(self, core: EngineCore) -> None:
+        """Run one step; what it brings is kept until it is asked for, so that no Ctrl-C can lose it."""
+        with deferred_interrupts():
+            try:
+                outputs = core.step().get(0)
+            except BaseException as error:  # Half a step cannot be taken up again, whatever cut it.
+                self._death = EngineDeadError(describe_death(error))
+                self.shutdown()
+                if isinstance(error, Exception):
+                    raise self._death from error
+                raise
+            if outputs is not None:
+                self._ready.append(outputs)
 
     def _living_core(self) -> EngineCore:
         if self._core is None:

@@ -28,6 +28,7 @@ from octavo.engine.build import build_engine_core
 from octavo.engine.core import EngineCore
 from octavo.engine.failure import describe_death, describe_failed_call, describe_failed_start
 from octavo.engine.parent_watch import die_with_parent
+from octavo.util.collector import paused_collector
 from octavo.util.logs import init_logging
 
 INIT_TIMEOUT_MS = 60_000
@@ -146,14 +147,15 @@ def _receive_init(requests: zmq.Socket[bytes]) -> wire.Init:
 
 def _serve(init: wire.Init, requests: zmq.Socket[bytes], outputs: zmq.Socket[bytes]) -> int:
     try:
-        core, info = build_engine_core(init.config, incarnation=init.incarnation)
+        with paused_collector():
+            core, info = build_engine_core(init.config, incarnation=init.incarnation)
     except Exception as error:
         logger.debug("The engine core did not start", exc_info=error)
         outputs.send(wire.encode(wire.StartFailed(init.incarnation, describe_failed_start(error))))
         requests.close(linger=0)
         return 1
-    # What exists now lives as long as the process: the collector need not look at it again.
-    gc.collect()
+    # What exists now lives as long as the process: the collector need not look at it again. There is a little garbage
+    # in it, which is cheaper to keep than to find.
     gc.freeze()
     outputs.send(wire.encode(wire.Ready(init.incarnation, info)))
     try:

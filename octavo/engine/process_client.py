@@ -89,6 +89,7 @@ class ProcessClient:
         self._send(wire.AbortRequests(list(request_ids)))
 
     def get_output(self, *, blocking: bool = True) -> EngineCoreOutputs | None:
+        self._check_owner()
         try:
             outputs = self._outputs.get(block=blocking)
         except queue.Empty:
@@ -144,6 +145,7 @@ class ProcessClient:
         return socket
 
     def _send(self, message: wire.ToCore) -> None:
+        self._check_owner()
         data = wire.encode(message)
         try:
             with self._lock:
@@ -153,6 +155,14 @@ class ProcessClient:
         except zmq.ZMQError as error:  # the core is gone, and our thread is about to learn why
             self._thread.join(STOP_TIMEOUT_S)
             raise self._dead() from error
+
+    def _check_owner(self) -> None:
+        """In a process forked from ours nobody reads the core's answers: it would wait for ever."""
+        if os.getpid() != self._owner_pid:
+            raise EngineError(
+                f"this process (pid {os.getpid()}) was forked from the one that started the engine (pid "
+                f"{self._owner_pid}), and only that one can use it; start another engine here."
+            )
 
     def _dead(self) -> EngineDeadError:
         return EngineDeadError(self._cause_of_death or "the engine core process cannot be reached")

@@ -78,12 +78,12 @@ class InputProcessor:
         use an id twice; of n choices each is named ``{index}_{id}``. A priority in the prompt goes before ``priority``.
         Raises RequestError naming what is wrong.
         """
-        params = self.default_sampling_params() if params is None else params.clone()
+        params = self.default_sampling_params() if params is None else own_params(params)
         checked = self._read_prompt(prompt, priority)
         self._check_length(len(checked.token_ids))
         sampling = self._resolve(params, len(checked.token_ids))
         internal_id = f"{request_id}-{secrets.token_hex(4)}"
-        arrived = time.time() if arrival_time is None else arrival_time
+        arrived = time.time() if arrival_time is None else float(arrival_time)
         return [
             EngineCoreRequest(
                 request_id=internal_id if params.n == 1 else f"{index}_{internal_id}",
@@ -220,6 +220,14 @@ def prompt_text(prompt: PromptType) -> str | None:
     return prompt.get("prompt") if isinstance(prompt, Mapping) else None
 
 
+def own_params(params: object, **changes: Any) -> SamplingParams:
+    """A checked copy of what a caller gave, with some fields replaced."""
+    if not isinstance(params, SamplingParams):
+        name = "sampling_params"
+        raise RequestError(f"{name} must be SamplingParams, got {type(params).__name__}.", param=name)
+    return params.clone(**changes)
+
+
 def _choice(sampling: ResolvedSampling, index: int) -> ResolvedSampling:
     """The same for another of n choices; logprobs of the prompt are the first one's work."""
     if index == 0:
@@ -231,9 +239,20 @@ def _choice(sampling: ResolvedSampling, index: int) -> ResolvedSampling:
 
 
 def _checked_salt(salt: object) -> str | None:
-    if salt is None or (isinstance(salt, str) and 0 < len(salt) <= _MAX_SALT_CHARACTERS):
+    if salt is None or (isinstance(salt, str) and 0 < len(salt) <= _MAX_SALT_CHARACTERS and _is_unicode(salt)):
         return salt
-    raise RequestError(f"cache_salt must be text of 1 to {_MAX_SALT_CHARACTERS} characters.", param="cache_salt")
+    raise RequestError(
+        f"cache_salt must be Unicode text of 1 to {_MAX_SALT_CHARACTERS} characters.", param="cache_salt"
+    )
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether no half of a surrogate pair stands alone; such text cannot be sent."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _checked_priority(priority: object) -> int:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from numbers import Integral
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar, cast
 
 from octavo.config.flat import EngineArgs, flat
 from octavo.engine.info import EngineInfo
 from octavo.engine.stats import Metric
+from octavo.frontend.input_processor import own_params
 from octavo.frontend.llm_engine import LLMEngine, PreparedRequest
 from octavo.frontend.progress import progress_bar
 from octavo.tokenizer.chat_template import check_template_options
@@ -98,6 +100,11 @@ class LLM:
                 "continue_final_message goes on with the last message; give add_generation_prompt=False with it.",
                 param="add_generation_prompt",
             )
+        if not _is_list(messages):
+            raise RequestError(
+                f"messages is a conversation (a list of messages) or a list of them, got {type(messages).__name__}.",
+                param="messages",
+            )
         one = bool(messages) and isinstance(messages[0], Mapping)
         conversations = cast("Sequence[Conversation]", [messages] if one else messages)
         options = {
@@ -179,8 +186,9 @@ class LLM:
             raise
 
     def _prepare(self, prompt: PromptType, params: SamplingParams | None, priority: int | None) -> PreparedRequest:
-        params = (params or self.get_default_sampling_params()).clone(output_kind=RequestOutputKind.FINAL_ONLY)
-        return self._engine.prepare(str(next(self._request_ids)), prompt, params, priority=priority)
+        params = self.get_default_sampling_params() if params is None else params
+        final = own_params(params, output_kind=RequestOutputKind.FINAL_ONLY)
+        return self._engine.prepare(str(next(self._request_ids)), prompt, final, priority=priority)
 
     def _finish(self, requests: Sequence[PreparedRequest], use_tqdm: bool) -> list[RequestOutput]:
         done: dict[str, RequestOutput] = {}
@@ -194,12 +202,20 @@ class LLM:
 
 
 def _as_list(prompts: PromptType | Sequence[PromptType]) -> Sequence[PromptType]:
-    is_one = isinstance(prompts, (str, Mapping)) or (bool(prompts) and all(isinstance(part, int) for part in prompts))
+    if isinstance(prompts, (str, Mapping)):
+        return [prompts]
+    if not _is_list(prompts):
+        raise RequestError(f"prompts is one prompt or a list of them, got {type(prompts).__name__}.", param="prompts")
+    is_one = bool(prompts) and all(isinstance(part, Integral) for part in prompts)
     return cast("Sequence[PromptType]", [prompts] if is_one else prompts)
 
 
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+
+
 def _one_each(name: str, given: T | Sequence[T] | None, number: int) -> Sequence[T | None]:
-    if not isinstance(given, Sequence):
+    if not isinstance(given, Sequence) or isinstance(given, str):
         return [given] * number
     if len(given) != number:
         raise RequestError(

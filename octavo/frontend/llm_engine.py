@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from octavo.checkpoint.generation_config import GenerationConfig, read_generation_config
-from octavo.checkpoint.resolve import resolve_model
+from octavo.checkpoint.resolve import Checkpoint, resolve_model
 from octavo.config.engine_config import EngineConfig
 from octavo.config.flat import EngineArgs
 from octavo.engine.build import find_checkpoint
@@ -28,6 +28,7 @@ from octavo.frontend.input_processor import InputProcessor, prompt_text
 from octavo.frontend.load_tokenizer import load_tokenizer
 from octavo.frontend.output_processor import OutputProcessor
 from octavo.tokenizer.tokenizer import Tokenizer
+from octavo.util.collector import paused_collector
 from octavo.words.errors import ConfigError, RequestError
 from octavo.words.inputs import PromptType
 from octavo.words.messages import EngineCoreOutputs, EngineCoreRequest
@@ -74,9 +75,15 @@ class LLMEngine:
     ) -> Self:
         """Start an engine from options. The tokenizer is loaded while the core starts."""
         config = args.create_engine_config()
-        generation_config = _generation_config(config)
+        with paused_collector():
+            return cls._start(config, multiprocess, stat_loggers)
+
+    @classmethod
+    def _start(cls, config: EngineConfig, multiprocess: bool, stat_loggers: Sequence[StatLogger]) -> Self:
+        checkpoint = find_checkpoint(config)
+        generation_config = GenerationConfig() if checkpoint is None else read_generation_config(checkpoint)
         with ThreadPoolExecutor(1, thread_name_prefix="octavo-tokenizer") as pool:
-            loading = pool.submit(_load_tokenizer, config)
+            loading = pool.submit(_load_tokenizer, config, checkpoint)
             client = make_client(config, multiprocess=multiprocess)
         try:
             return cls._assemble(config, client, loading.result(), generation_config, stat_loggers)
@@ -149,8 +156,10 @@ class LLMEngine:
     def step(self) -> list[RequestOutput]:
         """Wait for the next outputs of the core and return what they mean to users; may be empty.
 
-        Raises EngineDeadError when the core has failed.
+        With no request to wait for there is nothing to do. Raises EngineDeadError when the core has failed.
         """
+        if not self.has_unfinished_requests():
+            return []
         outputs = self._client.get_output()
         if outputs is None:
             return []
@@ -188,6 +197,10 @@ class LLMEngine:
 
     def collective_rpc(self, name: str, *args: Any) -> list[Any]:
         """Call a method of every worker by name; one result per worker. Raises EngineError if it fails."""
+        if not isinstance(name, str):
+            raise ConfigError(
+                f"collective_rpc takes the name of a method, got {type(name).__name__}; code is never sent."
+            )
         results: list[Any] = self._client.call("collective_rpc", name, *args)
         return results
 
@@ -225,13 +238,8 @@ class LLMEngine:
             self.do_log_stats()
 
 
-def _generation_config(config: EngineConfig) -> GenerationConfig:
-    checkpoint = find_checkpoint(config)
-    return GenerationConfig() if checkpoint is None else read_generation_config(checkpoint)
-
-
-def _load_tokenizer(config: EngineConfig) -> Tokenizer:
-    checkpoint = resolve_model(config.model.tokenizer) if config.model.tokenizer else find_checkpoint(config)
+def _load_tokenizer(config: EngineConfig, model: Checkpoint | None) -> Tokenizer:
+    checkpoint = resolve_model(config.model.tokenizer) if config.model.tokenizer else model
     if checkpoint is None:
         raise ConfigError(f"model {config.model.model!r} has no tokenizer; name another model's with tokenizer=...")
     return load_tokenizer(checkpoint, chat_template=config.model.chat_template)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from octavo.checkpoint.chat_template import read_chat_template, read_special_tokens
-from octavo.checkpoint.gguf_header import GGUFFile
 from octavo.checkpoint.resolve import Checkpoint
 from octavo.tokenizer.gguf import tokenizer_from_gguf
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -21,8 +20,7 @@ def load_tokenizer(checkpoint: Checkpoint, *, chat_template: str | None = None) 
     """
     given = None if chat_template is None else _given_template(chat_template)
     if checkpoint.kind == "gguf":
-        metadata = GGUFFile.open(checkpoint.path).metadata
-        return tokenizer_from_gguf(metadata, file=checkpoint.path, chat_template=given)
+        return tokenizer_from_gguf(checkpoint.gguf.metadata, file=checkpoint.path, chat_template=given)
     return tokenizer_from_folder(
         checkpoint.path,
         chat_template=read_chat_template(checkpoint) if given is None else given,

@@ -30,3 +30,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     max_steps_in_flight: int
     batch_invariant: bool
     reasons: dict[str, str]
+
+    def explained(self) -> list[str]:
+        """A line per decision: its name, its value and its reason."""
+        return [f"{name} = {getattr(self, name)} ({reason})" for name, reason in self.reasons.items()]

@@ -111,7 +111,9 @@ def check_plain(value: Any, where: str, depth: int = 0) -> Any:
     """Return a copy of ``value`` made of plain JSON types only; RequestError naming ``where`` for anything else."""
     if depth > 64:
         raise RequestError(f"{where} is nested too deeply (more than 64 levels).", param=where)
-    if value is None or type(value) in (str, int, float, bool):
+    if type(value) is str:
+        return _unicode(value, where)
+    if value is None or type(value) in (int, float, bool):
         return value
     if isinstance(value, Mapping):
         return {_plain_key(key, where): check_plain(item, where, depth + 1) for key, item in value.items()}
@@ -123,7 +125,15 @@ def check_plain(value: Any, where: str, depth: int = 0) -> Any:
 def _plain_key(key: object, where: str) -> str:
     if type(key) is not str:
         raise RequestError(f"{where} has a key that is no string: {key!r}.", param=where)
-    return key
+    return _unicode(key, where)
+
+
+def _unicode(text: str, where: str) -> str:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise RequestError(f"{where} holds half of a surrogate pair: it is not valid Unicode.", param=where) from error
+    return text
 
 
 class _Budget:

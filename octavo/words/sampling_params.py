@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-import math
+import sys
 from typing import Any
 
 import msgspec
@@ -15,6 +15,8 @@ MAX_N = 16_384
 MAX_BAD_WORDS = 1_024
 GREEDY_BELOW = 1e-5
 LOWEST_TEMPERATURE = 0.01
+MAX_INT = 2**31 - 1
+MAX_FLOAT = sys.float_info.max
 
 
 class RequestOutputKind(enum.IntEnum):
@@ -87,6 +89,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     def _normalise(self) -> None:
         if isinstance(self.stop, str):
             self.stop = [self.stop]
+        for name in _LISTS:
+            # A list of our own, whatever the caller does with his.
+            if getattr(self, name) is not None:
+                setattr(self, name, list(getattr(self, name)))
+        for name in _NUMBERS:
+            setattr(self, name, float(getattr(self, name)))
         if self.seed == -1:
             self.seed = None
         if self.top_k == -1:
@@ -100,8 +108,20 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         for name in ("seed", "max_tokens", "logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 _require_int(name, getattr(self, name))
-        for name in ("presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "min_p"):
+        for name in _NUMBERS:
             _require_finite(name, getattr(self, name))
+        for name in _SWITCHES:
+            _require(name, isinstance(getattr(self, name), bool), "must be True or False", getattr(self, name))
+        self._check_containers()
+
+    def _check_containers(self) -> None:
+        for name in _LISTS:
+            value = getattr(self, name)
+            is_one_stop = name == "stop" and isinstance(value, str)
+            _require(name, value is None or is_one_stop or isinstance(value, list | tuple), "must be a list", value)
+        _require("logit_bias", isinstance(self.logit_bias, dict | None), "must be a dict", self.logit_bias)
+        kind = self.output_kind
+        _require("output_kind", isinstance(kind, RequestOutputKind), "must be a RequestOutputKind", kind)
 
     def _check_ranges(self) -> None:
         _require("n", 1 <= self.n <= MAX_N, f"must be between 1 and {MAX_N}", self.n)
@@ -111,22 +131,25 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         _require("repetition_penalty", self.repetition_penalty > 0.0, "must be above 0", self.repetition_penalty)
         _require("temperature", 0.0 <= self.temperature <= 2.0, "must be between 0 and 2", self.temperature)
         _require("top_p", 0.0 < self.top_p <= 1.0, "must be above 0 and at most 1", self.top_p)
-        _require("top_k", self.top_k >= 0, "must be -1 or 0 (all) or at least 1", self.top_k)
+        _require("top_k", 0 <= self.top_k <= MAX_INT, f"must be -1 or 0 (all), or 1 to {MAX_INT}", self.top_k)
         _require("min_p", 0.0 <= self.min_p <= 1.0, "must be between 0 and 1", self.min_p)
         _require(
             "seed", self.seed is None or 0 <= self.seed <= MAX_SEED, f"must be -1 (none) or 0 to {MAX_SEED}", self.seed
         )
         _require(
-            "max_tokens", self.max_tokens is None or 1 <= self.max_tokens < 2**31, "must be at least 1", self.max_tokens
+            "max_tokens",
+            self.max_tokens is None or 1 <= self.max_tokens <= MAX_INT,
+            f"must be 1 to {MAX_INT}",
+            self.max_tokens,
         )
-        _require("min_tokens", self.min_tokens >= 0, "must be at least 0", self.min_tokens)
+        _require("min_tokens", 0 <= self.min_tokens <= MAX_INT, f"must be 0 to {MAX_INT}", self.min_tokens)
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             _require(name, value is None or value >= -1, "must be at least 0, or -1 for the whole vocabulary", value)
 
     def _check_lists(self) -> None:
         for text in self.stop_strings:
-            _require("stop", isinstance(text, str) and text != "", "must hold non-empty strings", text)
+            _require_text("stop", text)
         for token_id in self.stop_token_ids or []:
             _require_int("stop_token_ids", token_id)
         for token_id in self.allowed_token_ids or []:
@@ -135,7 +158,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         words = self.bad_words or []
         _require("bad_words", len(words) <= MAX_BAD_WORDS, f"must hold at most {MAX_BAD_WORDS} entries", len(words))
         for word in words:
-            _require("bad_words", isinstance(word, str) and word != "", "must hold non-empty strings", word)
+            _require_text("bad_words", word)
         for token_id, bias in (self.logit_bias or {}).items():
             _require_int("logit_bias", token_id)
             _require_finite("logit_bias", bias)
@@ -154,6 +177,17 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
             raise RequestError("stop needs detokenize=True: stop strings are looked for in the text.", param="stop")
 
 
+_NUMBERS = ("presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "min_p")
+_SWITCHES = (
+    "ignore_eos",
+    "detokenize",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "include_stop_str_in_output",
+)
+_LISTS = ("stop", "stop_token_ids", "allowed_token_ids", "bad_words")
+
+
 def _require(name: str, holds: bool, rule: str, got: object) -> None:
     if not holds:
         raise RequestError(f"{name} {rule}, got {_short(got)}.", param=name)
@@ -165,7 +199,16 @@ def _require_int(name: str, value: object) -> None:
 
 def _require_finite(name: str, value: object) -> None:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    _require(name, is_number and math.isfinite(value), "must be a finite number", value)  # type: ignore[arg-type]
+    # An integer beyond every float has no isfinite.
+    _require(name, is_number and -MAX_FLOAT <= value <= MAX_FLOAT, "must be a finite number", value)  # type: ignore[operator]
+
+
+def _require_text(name: str, value: object) -> None:
+    _require(name, isinstance(value, str) and value != "", "must hold non-empty strings", value)
+    try:
+        str(value).encode()
+    except UnicodeEncodeError:
+        _require(name, False, "must hold valid Unicode, no half of a surrogate pair", value)
 
 
 def _short(value: object) -> str:

@@ -59,6 +59,7 @@ def test_startup_names_its_phases(succ: Path, tmp_path: Path) -> None:
         (["latency", "--num-iters", "0"], "--num-iters must be at least 1"),
         (["throughput", "--output-json", "/no/such/folder/x.json"], "does not exist"),
         (["startup", "--model", "no-such-model", "--num-iters-warmup", "0"], "no-such-model"),
+        (["startup", "--timeout", "0.01"], "took more than 0.01 s; allow more with --timeout"),
     ],
 )
 def test_wrong_usage_is_one_clear_line(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

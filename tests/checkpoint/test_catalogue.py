@@ -16,7 +16,7 @@ from octavo.checkpoint.catalogue import (
     pull,
     pull_packaged,
 )
-from octavo.words.errors import CheckpointError, ModelNotFoundError, UnknownOptionError
+from octavo.words.errors import CheckpointError, ModelNotFoundError
 
 PARTS = [b"first part, ", b"second part, ", b"third part"]
 WHOLE = b"".join(PARTS)
@@ -106,8 +106,10 @@ def test_offline_nothing_is_downloaded(cache: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_an_unknown_name_is_an_error_with_the_nearest_one() -> None:
-    with pytest.raises(UnknownOptionError, match="'smolm2-135m'.*'smollm2-135m'"):
+    with pytest.raises(ModelNotFoundError, match="'smolm2-135m'.*did you mean 'smollm2-135m'"):
         pull("smolm2-135m")
+    with pytest.raises(ModelNotFoundError, match="'nothing-like-it'.*there is smollm2-135m"):
+        pull("nothing-like-it")
 
 
 def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

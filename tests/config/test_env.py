@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from octavo.config.env import child_variables, read_environment
+from octavo.words.errors import ConfigError
 
 
 def test_without_variables_the_defaults_stand() -> None:
@@ -26,6 +27,11 @@ def test_the_hub_s_offline_switch_is_read(value: str, offline: bool) -> None:
 def test_logging_is_read() -> None:
     found = read_environment({"OCTAVO_LOGGING_LEVEL": "debug", "OCTAVO_LOGGING_JSON": "1"})
     assert (found.logging_level, found.logging_json) == ("DEBUG", True)
+
+
+def test_a_logging_level_that_is_none_is_refused_with_the_list() -> None:
+    with pytest.raises(ConfigError, match="OCTAVO_LOGGING_LEVEL=LOUD cannot be had: give one of DEBUG, INFO"):
+        read_environment({"OCTAVO_LOGGING_LEVEL": "loud"})
 
 
 def test_a_child_gets_the_variables_and_the_extra_ones(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,13 +5,19 @@ Here are the ones that need a whole engine; those of one part (tokenizer, sample
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import octavo
 from octavo import LLM, RequestOutput, SamplingParams
 from octavo.words.errors import ConfigError, RequestError
+from tests.succ import make_succ
 
 
 @pytest.fixture(scope="module")
@@ -366,6 +372,29 @@ def test_tc16_a_string_and_one_text_part_are_the_same_prompt(counting: LLM) -> N
     as_text = counting.chat([{"role": "user", "content": "a"}], params, use_tqdm=False)[0]
     as_part = counting.chat([{"role": "user", "content": [{"type": "text", "text": "a"}]}], params, use_tqdm=False)[0]
     assert as_text.prompt_token_ids == as_part.prompt_token_ids == [97]
+
+
+def test_se01_nothing_is_unpickled() -> None:
+    sources = {path: path.read_text() for path in Path(octavo.__file__).parent.rglob("*.py")}
+    assert len(sources) > 100
+    forbidden = re.compile(r"import pickle|pickle\.|recv_pyobj|send_pyobj|torch\.load\(|marshal\.loads|\bshelve\b")
+    assert [path for path, text in sources.items() if forbidden.search(text)] == []
+
+
+def test_se09_code_in_a_model_folder_is_never_run(tmp_path: Path) -> None:
+    folder = make_succ(tmp_path / "model")
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    for name, classes in {
+        "config.json": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"},
+        "tokenizer_config.json": {"AutoTokenizer": ["evil.Tokenizer", None]},
+    }.items():
+        path = folder / name
+        content = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps(content | {"auto_map": classes}))
+    script = f"from octavo import LLM; print(LLM({str(folder)!r}).generate('w', use_tqdm=False)[0].outputs[0].text)"
+    done = subprocess.run([sys.executable, "-O", "-c", script], capture_output=True, text=True, cwd=folder, check=False)
+    assert (done.returncode, done.stdout) == (0, "xyz\n"), done.stderr
+    assert not (tmp_path / "ran").exists()
 
 
 def test_st09_float16_is_refused_or_promoted_with_a_reason(succ: Path, tmp_path: Path) -> None:

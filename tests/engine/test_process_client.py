@@ -338,6 +338,33 @@ def test_a_fork_of_the_parent_does_not_stop_the_core() -> None:
     assert (result.returncode, result.stdout) == (0, "alive\n"), result.stderr
 
 
+FORK_AND_USE = """
+import os
+from octavo.config.flat import config_from_kwargs
+from octavo.engine.process_client import ProcessClient
+from octavo.words.errors import EngineError
+client = ProcessClient(config_from_kwargs(model="simulated", distributed_executor_backend="simulated", plugins=""))
+pid = os.fork()
+if pid == 0:
+    for use in (client.get_output, client.check_health):
+        try:
+            use()
+        except EngineError as error:
+            print("forked" in str(error), flush=True)
+    os._exit(0)
+os.waitpid(pid, 0)
+client.check_health()
+print("alive")
+"""
+
+
+def test_a_fork_that_uses_the_client_is_told_at_once_and_harms_nobody() -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", FORK_AND_USE], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (result.returncode, result.stdout) == (0, "True\nTrue\nalive\n"), result.stderr
+
+
 def test_two_steps_in_flight_in_the_background() -> None:
     client = ProcessClient(simulated(async_scheduling=True))
     assert client.info.plan.max_steps_in_flight == 2

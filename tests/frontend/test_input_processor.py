@@ -83,6 +83,7 @@ def test_every_form_of_prompt_comes_to_its_token_ids(processor: InputProcessor, 
         ({"prompt": "A", "prompts": "B"}, "no prompts"),
         ({"prompt": "A", "cache_salt": ""}, "cache_salt"),
         ({"prompt": "A", "cache_salt": 5}, "cache_salt"),
+        ({"prompt": "A", "cache_salt": "\ud800"}, "cache_salt"),
         ({"prompt": "A", "priority": "high"}, "priority"),
         ({"prompt": "A", "priority": 2**40}, "priority"),
         (5, "got int"),
@@ -98,6 +99,12 @@ def test_a_wrong_prompt_is_a_request_error_that_names_what_is_wrong(
 ) -> None:
     with pytest.raises(RequestError, match=said):
         processor.process(prompt, SamplingParams(), "r")
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0}, "greedy", 3])
+def test_parameters_of_another_type_are_refused(processor: InputProcessor, params: Any) -> None:
+    with pytest.raises(RequestError, match="sampling_params must be SamplingParams"):
+        processor.process("A", params, "r")
 
 
 def test_the_last_id_of_the_vocabulary_is_the_last_that_passes(smollm2: str) -> None:

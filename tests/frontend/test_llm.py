@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -21,7 +22,7 @@ from octavo.frontend.llm_engine import LLMEngine
 from octavo.words.errors import ConfigError, EngineDeadError, EngineError, ModelNotFoundError, RequestError
 from octavo.words.inputs import PromptType
 from octavo.words.messages import SchedulerStats
-from octavo.words.sampling_params import SamplingParams
+from octavo.words.sampling_params import RequestOutputKind, SamplingParams
 from tests.succ import EOT, make_succ
 
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -99,6 +100,35 @@ def test_a_bad_prompt_is_named_by_its_index_before_anything_runs(llm: LLM) -> No
     assert texts(llm, "w") == ["xyz"]
 
 
+@pytest.mark.parametrize(
+    ("prompts", "params", "said"),
+    [
+        ((letter for letter in "AB"), GREEDY, "got generator"),
+        (None, GREEDY, "got NoneType"),
+        (65, GREEDY, "got int"),
+        (b"A", GREEDY, "got bytes"),
+        (np.array([65, 66]), GREEDY, "got ndarray"),
+        ("A", {"temperature": 0}, "must be SamplingParams, got dict"),
+        (["A", "w"], [GREEDY, 3], r"prompts\[1\]: .*must be SamplingParams, got int"),
+        ("A", "greedy", "got str"),
+    ],
+)
+def test_arguments_of_another_type_are_request_errors(llm: LLM, prompts: Any, params: Any, said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        llm.generate(prompts, params, use_tqdm=False)
+    assert texts(llm, "w") == ["xyz"]
+
+
+def test_numpy_integers_are_one_prompt(llm: LLM) -> None:
+    assert texts(llm, [np.int64(119)]) == ["xyz"]
+
+
+@pytest.mark.parametrize("messages", [None, "A", {"role": "user", "content": "A"}, 5])
+def test_messages_of_another_type_are_request_errors(llm: LLM, messages: Any) -> None:
+    with pytest.raises(RequestError, match="a list of messages"):
+        llm.chat(messages, GREEDY, use_tqdm=False)
+
+
 def test_defaults_come_from_the_model(llm: LLM, succ: Path, tmp_path: Path) -> None:
     assert llm.get_default_sampling_params() == SamplingParams()
     folder = make_succ(tmp_path / "warm")
@@ -168,6 +198,8 @@ def test_workers_are_called_by_name(llm: LLM) -> None:
     assert llm.collective_rpc("check_health") == [None]
     with pytest.raises(EngineError, match="no_such_method"):
         llm.collective_rpc("no_such_method")
+    with pytest.raises(ConfigError, match="name of a method"):
+        llm.collective_rpc(len)  # type: ignore[arg-type]
 
 
 class Interrupter:
@@ -194,6 +226,129 @@ def test_ctrl_c_aborts_everything(succ: Path) -> None:
         assert metric(llm, "num_requests_running") == 0
         assert metric(llm, "kv_cache_usage_perc") == 0.0
         assert texts(llm, "w") == ["xyz"]
+
+
+class TokenCounter:
+    """A stat logger of the user's own."""
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        self.num_lines = 0
+
+    def record(self, scheduler: SchedulerStats, iteration: IterationStats) -> None:
+        self.num_tokens += iteration.num_generation_tokens
+
+    def log(self) -> None:
+        self.num_lines += 1
+
+
+def test_a_stat_logger_of_the_users_own_hears_of_every_step(succ: Path) -> None:
+    counter = TokenCounter()
+    args = EngineArgs(str(succ), **SMALL, max_model_len=64)
+    with LLMEngine.from_engine_args(args, stat_loggers=[counter]) as engine:
+        engine.add_request("w", "w", GREEDY)
+        engine.add_request("A", "A", GREEDY.clone(max_tokens=5))
+        while engine.has_unfinished_requests():
+            engine.step()
+        engine.do_log_stats()
+    assert (counter.num_tokens, counter.num_lines) == (4 + 5, 1)
+
+
+def test_parameters_meet_in_one_stream(succ: Path) -> None:
+    """Deltas of several choices, stop strings held back and cut, min_tokens before a stop and before two ends."""
+    expected = {
+        ("choices", 0): ("BCDEFGHIJK", "stop", "LMN"),
+        ("choices", 1): ("BCDEFGHIJK", "stop", "LMN"),
+        ("late stop", 0): (ALPHABET[1:], "stop", None),
+        ("late end", 0): ("xyzABCDEFG", "length", None),
+    }
+    args = EngineArgs(str(succ), **SMALL, max_model_len=256, block_size=16, num_gpu_blocks_override=20)
+    for kind in RequestOutputKind:
+        found: dict[tuple[str, int], tuple[str, str | None, int | str | None]] = {}
+        several = GREEDY.clone(temperature=1.0, seed=1, n=2, stop=["LMN"], logprobs=1, output_kind=kind)
+        with LLMEngine.from_engine_args(args) as engine:
+            engine.add_request("choices", "A", several)
+            engine.add_request("late stop", "A", GREEDY.clone(stop=["E"], min_tokens=10, output_kind=kind))
+            engine.add_request("late end", "w", GREEDY.clone(min_tokens=6, max_tokens=10, output_kind=kind))
+            while engine.has_unfinished_requests():
+                for output in engine.step():
+                    for choice in output.outputs:
+                        key = output.request_id, choice.index
+                        before = found.get(key, ("",))[0] if kind is RequestOutputKind.DELTA else ""
+                        found[key] = before + choice.text, choice.finish_reason, choice.stop_reason
+        assert found == expected
+
+
+@pytest.fixture(scope="module")
+def interrupted(succ: Path) -> Iterator[LLM]:
+    worker = "tests.engine.interrupted_worker:InterruptedWorker"
+    with LLM(str(succ), **SMALL, max_model_len=256, block_size=16, worker_cls=worker) as llm:
+        yield llm
+
+
+def test_ctrl_c_in_the_middle_of_a_step_waits_for_its_end(interrupted: LLM) -> None:
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            interrupted.generate(["A", "B" * 101, "C"], GREEDY, use_tqdm=False)
+        assert metric(interrupted, "num_requests_running") == 0
+        assert metric(interrupted, "kv_cache_usage_perc") == 0.0
+        assert texts(interrupted, ["A", "B" * 60]) == [ALPHABET[1:], ALPHABET[2:]]
+
+
+def test_ctrl_c_loses_no_output_of_those_who_go_on(interrupted: LLM) -> None:
+    engine = interrupted._engine
+    engine.add_request("one token", [65] * 101, GREEDY.clone(max_tokens=1))
+    engine.add_request("several", "A", GREEDY)
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    found = {}
+    while engine.has_unfinished_requests():
+        found |= {output.request_id: output.outputs[0].text for output in engine.step()}
+    assert found == {"one token": "B", "several": ALPHABET[1:]}
+
+
+def test_a_second_ctrl_c_does_not_wait_and_ends_the_engine(succ: Path) -> None:
+    worker = "tests.engine.interrupted_worker:InterruptedWorker"
+    with LLM(str(succ), **SMALL, max_model_len=256, worker_cls=worker) as llm:
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate("A" * 102, GREEDY, use_tqdm=False)
+        with pytest.raises(EngineDeadError, match="KeyboardInterrupt"):
+            llm.generate("A", GREEDY, use_tqdm=False)
+
+
+def test_a_step_with_nobody_to_wait_for_returns_at_once(succ: Path) -> None:
+    args = EngineArgs("simulated", distributed_executor_backend="simulated", tokenizer=str(succ), plugins="")
+    with LLMEngine.from_engine_args(args, multiprocess=True) as engine:
+        assert engine.step() == []
+
+
+def test_a_length_of_auto_is_what_the_memory_holds(succ: Path) -> None:
+    """200,000 bytes are six blocks of 32 tokens, of which one is the null block."""
+    with LLM(str(succ), **SMALL, dtype="float32", max_model_len="auto", kv_cache_memory_bytes=200_000) as llm:
+        assert llm.info.max_model_len == 160
+        [output] = llm.generate([[65] * 159], GREEDY.clone(max_tokens=None), use_tqdm=False)
+        assert (output.outputs[0].text, output.outputs[0].finish_reason) == ("B", "length")
+        with pytest.raises(RequestError, match="160"):
+            llm.generate([[65] * 160], GREEDY, use_tqdm=False)
+        assert metric(llm, "num_preemptions") == 0
+
+
+def test_two_engines_in_one_process_and_in_two_threads_keep_to_themselves(succ: Path, llm: LLM) -> None:
+    found: dict[str, list[str]] = {}
+
+    def ask(name: str, engine: LLM, prompts: list[str]) -> None:
+        found[name] = texts(engine, prompts)
+
+    with LLM(str(succ), **SMALL, max_model_len=64) as other:
+        threads = [
+            threading.Thread(target=ask, args=("a", llm, ["A", "w"] * 8)),
+            threading.Thread(target=ask, args=("b", other, ["w", "A"] * 8)),
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert found == {"a": [ALPHABET[1:], "xyz"] * 8, "b": ["xyz", ALPHABET[1:]] * 8}
 
 
 def test_progress_goes_to_stderr(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from octavo.frontend.llm import LLM
-from octavo.words.errors import CheckpointError, EngineDeadError, EngineStartError
+from octavo.words.errors import CheckpointError, EngineDeadError, EngineError, EngineStartError
 from octavo.words.sampling_params import SamplingParams
-from tests.succ import make_succ
+from tests.succ import HIDDEN_SIZE, VOCAB_SIZE, make_succ
 
 REPOSITORY = Path(__file__).parents[2]
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -33,7 +33,10 @@ def succ(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(succ: Path) -> Iterator[LLM]:
-    with LLM(str(succ), **SMALL, max_model_len=256, block_size=16, multiprocess=True) as llm:
+    extension = "tests.engine.counting_extension:CountingExtension"
+    with LLM(
+        str(succ), **SMALL, max_model_len=256, block_size=16, multiprocess=True, worker_extension_cls=extension
+    ) as llm:
         yield llm
 
 
@@ -73,6 +76,9 @@ def test_prefix_cache_and_workers_are_reached_in_the_background(llm: LLM) -> Non
     assert warm.num_cached_tokens == 64
     assert llm.reset_prefix_cache() is True
     assert llm.collective_rpc("check_health") == [None]
+    assert llm.collective_rpc("extension.count_parameters", "lm_head") == [VOCAB_SIZE * HIDDEN_SIZE]
+    with pytest.raises(EngineError, match=r"extension\.count_parameters"):
+        llm.collective_rpc("count_parameters", "lm_head")
 
 
 NO_MAIN_GUARD = """

@@ -110,6 +110,8 @@ MALFORMED: list[Any] = [
     [{"role": "user", "content": ["x"]}],
     [{"role": "user", "content": "x", "extra": object()}],
     [{"role": "user", "content": "x", 5: "x"}],
+    [{"role": "user", "content": "half \ud83d"}],
+    [{"role": "user", "content": "x", "half \ud83d": "x"}],
     [{"role": "assistant", "tool_calls": "x"}],
     [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}],
 ]

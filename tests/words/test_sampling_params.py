@@ -17,6 +17,7 @@ BAD_VALUES = [
     ("frequency_penalty", -2.5),
     ("repetition_penalty", 0.0),
     ("repetition_penalty", float("nan")),
+    ("repetition_penalty", 10**400),
     ("temperature", -0.1),
     ("temperature", 2.1),
     ("temperature", float("inf")),
@@ -25,6 +26,7 @@ BAD_VALUES = [
     ("top_p", 1.1),
     ("top_k", -2),
     ("top_k", 1.5),
+    ("top_k", 2**31),
     ("min_p", -0.1),
     ("min_p", 1.1),
     ("seed", -2),
@@ -36,20 +38,33 @@ BAD_VALUES = [
     ("max_tokens", 1.5),
     ("max_tokens", 2**63),
     ("min_tokens", -1),
+    ("min_tokens", 2**31),
     ("logprobs", -2),
     ("prompt_logprobs", -2),
     ("stop", ""),
     ("stop", ["a", ""]),
     ("stop", [7]),
+    ("stop", 7),
+    ("stop", {"a"}),
+    ("stop", "\ud800"),
+    ("stop_token_ids", 7),
     ("stop_token_ids", ["a"]),
     ("stop_token_ids", [True]),
     ("allowed_token_ids", []),
     ("allowed_token_ids", [1.0]),
     ("bad_words", [""]),
+    ("bad_words", "ab"),
+    ("bad_words", ["\ud800"]),
     ("bad_words", ["a"] * (MAX_BAD_WORDS + 1)),
     ("logit_bias", {1: 101}),
     ("logit_bias", {1: "x"}),
     ("logit_bias", {"a": 1}),
+    ("logit_bias", [1]),
+    ("ignore_eos", "yes"),
+    ("detokenize", None),
+    ("skip_special_tokens", 1),
+    ("include_stop_str_in_output", "x"),
+    ("output_kind", 7),
 ]
 
 
@@ -96,6 +111,7 @@ def test_stop_strings_need_text() -> None:
 
 def test_one_stop_string_becomes_a_list() -> None:
     assert SamplingParams(stop="x").stop_strings == ["x"]
+    assert SamplingParams(stop=("x", "y")).stop_strings == ["x", "y"]  # type: ignore[arg-type]
     assert SamplingParams().stop_strings == []
 
 
@@ -106,8 +122,12 @@ def test_spellings_of_none_and_all() -> None:
 
 
 def test_a_clone_is_checked_and_independent() -> None:
-    params = SamplingParams(stop=["a"], n=2)
+    stop = ["a"]
+    params = SamplingParams(stop=stop, n=2)
     assert params.clone(n=1).n == 1
+    stop.append("b")
+    params.clone().stop_strings.append("c")
+    assert params.stop_strings == ["a"]
     with pytest.raises(RequestError):
         params.clone(n=0)
     assert params.n == 2

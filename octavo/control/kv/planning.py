@@ -367,10 +367,10 @@ def _count_blocks(
 
 
 def _too_little_memory(wanted: int, longest: int, needed: int, available: int) -> InsufficientMemoryError:
-    advice = f"lower max_model_len to {longest} (or auto)" if longest else "not even one token fits"
+    advice = f"lower max_model_len to {longest} (or auto), or" if longest else "not even one token fits;"
     return InsufficientMemoryError(
         f"a request of {wanted} tokens needs {_in_words(needed)} of KV cache, {_in_words(available)} are available; "
-        f"the longest length that fits is {longest} tokens: {advice}, or give the cache more memory "
+        f"the longest length that fits is {longest} tokens: {advice} give the cache more memory "
         "(kv_cache_memory_bytes or gpu_memory_utilization)",
         needed_bytes=needed,
         available_bytes=available,

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -41,12 +40,12 @@ class GGUFSource:
 
     gguf = True
 
-    def __init__(self, path: Path, *, num_threads: int = 1) -> None:
-        self._file = GGUFFile.open(path)
-        self._bytes: Bytes = np.frombuffer(map_file(path), dtype=np.uint8)
+    def __init__(self, file: GGUFFile, *, num_threads: int = 1) -> None:
+        self._file = file
+        self._bytes: Bytes = np.frombuffer(map_file(file.path), dtype=np.uint8)
         self._num_threads = num_threads
         self._tensors = {
-            tensor.name: StoredTensor(tensor.name, path, tensor.shape, tensor.nbytes, tensor.type)
+            tensor.name: StoredTensor(tensor.name, file.path, tensor.shape, tensor.nbytes, tensor.type)
             for tensor in self._file.tensors.values()
         }
 

@@ -72,7 +72,7 @@ def _fill(parameters: Mapping[str, Tensor], weight_map: WeightMap, source: Weigh
 def open_source(checkpoint: Checkpoint, *, num_threads: int = 1) -> WeightSource:
     """Open the weights of a checkpoint; every header is read and checked here."""
     if checkpoint.kind == "gguf":
-        return GGUFSource(checkpoint.path, num_threads=num_threads)
+        return GGUFSource(checkpoint.gguf, num_threads=num_threads)
     return SafetensorsSource(checkpoint.path)
 
 

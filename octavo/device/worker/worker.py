@@ -23,7 +23,6 @@ from octavo.words.kv_cache_spec import AnyKVCacheSpec, KVCacheConfig
 from octavo.words.messages import ModelRunnerOutput, SchedulerOutput
 from octavo.words.model_facts import ModelFacts
 
-WARM_UP_REQUESTS, WARM_UP_TOKENS = 2, 2
 EXTENSION_PREFIX = "extension."
 
 
@@ -50,7 +49,11 @@ class Worker:
         with self._threads():
             self.model = build_empty_model(self._plan, self._facts)
             report = load_weights(
-                self.model, self._checkpoint, load_format=self._config.load.load_format, seed=self._config.model.seed
+                self.model,
+                self._checkpoint,
+                load_format=self._config.load.load_format,
+                seed=self._config.model.seed,
+                num_threads=self._plan.num_threads,
             )
         self.model_runner = build_model_runner(self._config, self._plan, self._facts, self.model)
         return report
@@ -97,9 +100,8 @@ class Worker:
         self.model_runner.initialize_kv_cache(config)
 
     def warm_up(self) -> None:
-        """Run a step of made-up requests, so that the first real one finds everything loaded."""
-        num_requests = min(WARM_UP_REQUESTS, self._plan.max_num_seqs)
-        output = dummy_step(self._kv_cache_config, num_requests, WARM_UP_TOKENS, self._facts.vocab_size)
+        """Run a step of one made-up token, so that the first real one finds everything loaded."""
+        output = dummy_step(self._kv_cache_config, 1, 1, self._facts.vocab_size)
         self.sample(self.execute(output))
         self.sample(self.execute(dummy_end(output)))
 

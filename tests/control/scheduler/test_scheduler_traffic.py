@@ -38,6 +38,7 @@ class TrafficMachine(RuleBasedStateMachine):
     """Hypothesis chooses the setting and the moves, and looks for a short way to a failure."""
 
     traffic: Traffic
+    seen = Seen()
 
     @initialize(setting=st.sampled_from(SETTINGS))
     def start(self, setting: Setting) -> None:
@@ -86,9 +87,17 @@ class TrafficMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "traffic"):
             self.traffic.finish()
+            TrafficMachine.seen += self.traffic.seen
 
 
-TestTraffic = TrafficMachine.TestCase
+class TestTraffic(TrafficMachine.TestCase):
+    """Runs the machine. A run that does not get to what is hard has shown nothing."""
+
+    @classmethod
+    def tearDownClass(cls) -> None:
+        seen = TrafficMachine.seen
+        assert seen.steps > 1_000
+        assert min(seen.preemptions, seen.hit_tokens, seen.aborts, seen.window_blocks_given_back) > 0, seen
 
 
 def test_thousands_of_steps_of_fixed_traffic_show_everything_that_can_happen():
