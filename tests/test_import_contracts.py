@@ -23,7 +23,6 @@ TORCH_FREE = (
     "octavo.executor",
     "octavo.engine",
     "octavo.frontend",
-    "octavo.simulator",
     "octavo.bench",
     "octavo.cli",
 )
