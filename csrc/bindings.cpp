@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include "bindings/bindings.h"
 #include "cpu_features.h"
 #include "dequantize.h"
 
@@ -49,4 +50,8 @@ NB_MODULE(_native, m) {
           nb::call_guard<nb::gil_scoped_release>(),
           "Write the numbers of `blocks` (GGUF format by name, uint8) into `out` (float32 or bfloat16, any framework's).\n"
           "Both are contiguous. Raises ValueError where they do not fit.");
+    octavo::bind_runtime(m);
+    octavo::bind_attention(m);
+    octavo::bind_elementwise(m);
+    octavo::bind_linear(m);
 }

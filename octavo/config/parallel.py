@@ -26,3 +26,17 @@ class ParallelConfig:
     ] = None
     num_threads: Annotated[int | None, Option("Compute threads (default: the CPUs we may use).", at_least=1)] = None
     device: Annotated[str, Option("Device to run on.", choices=("auto", "cpu"))] = "auto"
+    kernels: Annotated[
+        str,
+        Option(
+            "Who computes the ops: native = the compiled library; reference = plain torch; auto = native where it is.",
+            choices=("auto", "native", "reference"),
+        ),
+    ] = "auto"
+    cpu_isa: Annotated[
+        str,
+        Option(
+            "Instruction set of the native CPU kernels: auto = the highest this CPU has.",
+            choices=("auto", "generic", "avx2"),
+        ),
+    ] = "auto"

@@ -11,6 +11,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     dtypes are names (float32, bfloat16). ``max_model_len`` is None where it is fitted after memory profiling
     ("auto"). ``block_size`` is None where the attention backends choose. ``kv_cache_bytes`` is None where it is
     learnt from profiling. ``batch_invariant`` says whether outputs are bitwise the same in any batch.
+    ``kernels`` is the backend of the ops (device/ops/table.py), ``cpu_isa`` the instruction set of native ones.
     ``reasons`` maps each field's name to one line.
     """
 
@@ -26,6 +27,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     enable_chunked_prefill: bool
     kv_cache_bytes: int | None
     memory_fraction: float | None
+    kernels: str
+    cpu_isa: str
     num_threads: int
     max_steps_in_flight: int
     batch_invariant: bool

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from octavo.config.engine_config import EngineConfig
+from octavo.plan.native_ops import MODEL_OPS, NATIVE_DTYPES, NATIVE_HEAD_SIZE_MULTIPLE, NATIVE_ISAS, NATIVE_OPS
 from octavo.plan.plan import Plan
 from octavo.util.byte_size import format_byte_size
 from octavo.words.device_caps import DeviceCaps
@@ -44,11 +45,13 @@ def make_plan(config: EngineConfig, facts: ModelFacts, caps: DeviceCaps) -> Plan
     max_model_len = _max_model_len(config, facts)
     longest = max_model_len.value or facts.max_position
     tokens, seqs = _step_budgets(config, longest)
+    kernels = _kernels(config, caps, dtype.value)
+    attention = _attention_backend(kernels.value, facts)
     decisions: dict[str, Decision[Any]] = {
         "device": _device(config, caps),
         "dtype": dtype,
         "kv_cache_dtype": kv_cache_dtype,
-        "attention_backend": Decision("reference", "the only attention backend there is for a CPU"),
+        "attention_backend": attention,
         "max_model_len": max_model_len,
         "block_size": _block_size(config),
         "max_num_batched_tokens": tokens,
@@ -59,7 +62,9 @@ def make_plan(config: EngineConfig, facts: ModelFacts, caps: DeviceCaps) -> Plan
         "memory_fraction": _memory_fraction(config),
         "num_threads": _num_threads(config, caps),
         "max_steps_in_flight": _max_steps_in_flight(config),
-        "batch_invariant": Decision(False, "ops run on plain torch, whose kernels change with the number of rows"),
+        "kernels": kernels,
+        "cpu_isa": _cpu_isa(config, caps, kernels.value),
+        "batch_invariant": _batch_invariant(kernels.value, attention.value),
     }
     values = {name: decision.value for name, decision in decisions.items()}
     return Plan(**values, reasons={name: decision.reason for name, decision in decisions.items()})
@@ -245,3 +250,55 @@ def _max_steps_in_flight(config: EngineConfig) -> Decision[int]:
             "a time; leave it out"
         )
     return Decision(2, "async_scheduling: the next step is planned while one runs")
+
+
+def _kernels(config: EngineConfig, caps: DeviceCaps, dtype: str) -> Decision[str]:
+    asked = config.parallel.kernels
+    if asked == "reference":
+        return Decision("reference", "as asked")
+    reason = _reason_against_native(caps, dtype)
+    if reason is None:
+        return Decision("native", "as asked" if asked == "native" else "auto: the compiled library is installed")
+    if asked == "native":
+        raise ConfigError(f"kernels=native cannot be had: {reason}; use auto or reference")
+    return Decision("reference", f"auto: {reason}")
+
+
+def _reason_against_native(caps: DeviceCaps, dtype: str) -> str | None:
+    if caps.device != "cpu":
+        return f"they are for a CPU, and the device is {caps.device}"
+    if not caps.has_native:
+        return "the compiled library is not installed"
+    if dtype not in NATIVE_DTYPES:
+        return f"they compute in {' and '.join(NATIVE_DTYPES)}, not in {dtype}"
+    return None
+
+
+def _cpu_isa(config: EngineConfig, caps: DeviceCaps, kernels: str) -> Decision[str]:
+    asked = config.parallel.cpu_isa
+    usable = [name for name, needed in NATIVE_ISAS.items() if needed.issubset(caps.isa)]
+    if asked != "auto" and asked not in usable:
+        raise ConfigError(f"cpu_isa={asked} cannot be had: {caps.name} can use {', '.join(usable)}; use one, or auto")
+    if kernels != "native":
+        return Decision("none", "no native kernels are used")
+    if asked == "auto":
+        return Decision(usable[-1], "auto: the highest that kernels and CPU have")
+    return Decision(asked, "as asked")
+
+
+def _attention_backend(kernels: str, facts: ModelFacts) -> Decision[str]:
+    if kernels != "native":
+        return Decision("reference", "plain torch, as the other kernels are")
+    if facts.head_size % NATIVE_HEAD_SIZE_MULTIPLE:
+        multiple = f"multiples of {NATIVE_HEAD_SIZE_MULTIPLE}"
+        return Decision("reference", f"native attention takes head sizes that are {multiple}, not {facts.head_size}")
+    return Decision("cpu", "native kernels")
+
+
+def _batch_invariant(kernels: str, attention: str) -> Decision[bool]:
+    if kernels != "native":
+        return Decision(False, "no, because ops run on plain torch, whose kernels change with the number of rows")
+    missing = sorted((MODEL_OPS - NATIVE_OPS) | ({"paged_attention"} if attention == "reference" else set()))
+    if missing:
+        return Decision(False, f"no, because {', '.join(missing)} on plain torch")
+    return Decision(True, "yes: every op has a native kernel that gives a row the same bits among any others")

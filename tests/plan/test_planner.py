@@ -150,3 +150,39 @@ def test_a_device_that_is_not_here_is_refused() -> None:
 
 def test_making_a_plan_twice_gives_the_same_one() -> None:
     assert plan(max_num_seqs=3) == plan(max_num_seqs=3)
+
+
+NATIVE = msgspec.structs.replace(PLAIN, has_native=True, isa=("avx", "f16c", "fma", "avx2"))
+
+
+@pytest.mark.parametrize(
+    ("asked", "decided"),
+    [
+        ({}, {"kernels": "native", "cpu_isa": "avx2", "attention_backend": "cpu", "batch_invariant": True}),
+        ({"dtype": "bfloat16"}, {"kernels": "native", "batch_invariant": True}),
+        ({"cpu_isa": "generic"}, {"kernels": "native", "cpu_isa": "generic", "batch_invariant": True}),
+        ({"kernels": "reference"}, {"cpu_isa": "none", "attention_backend": "reference", "batch_invariant": False}),
+    ],
+)
+def test_the_compiled_library_is_used_where_it_is(asked: dict[str, Any], decided: dict[str, Any]) -> None:
+    found = plan(caps=NATIVE, **asked)
+    assert {name: getattr(found, name) for name in decided} == decided
+
+
+def test_without_the_compiled_library_ops_run_on_the_reference() -> None:
+    found = plan()
+    assert (found.kernels, found.cpu_isa, found.batch_invariant) == ("reference", "none", False)
+    assert "not installed" in found.reasons["kernels"]
+    with pytest.raises(ConfigError, match="kernels=native cannot be had: the compiled library is not installed"):
+        plan(kernels="native")
+
+
+def test_an_op_on_plain_torch_is_named_where_it_spoils_batch_invariance() -> None:
+    found = plan(caps=NATIVE, facts=msgspec.structs.replace(SMALL, head_size=12))
+    assert (found.attention_backend, found.batch_invariant) == ("reference", False)
+    assert "no, because paged_attention" in found.reasons["batch_invariant"]
+
+
+def test_an_instruction_set_the_cpu_lacks_is_refused_with_those_it_has() -> None:
+    with pytest.raises(ConfigError, match="cpu_isa=avx2 cannot be had: Plain can use generic"):
+        plan(cpu_isa="avx2")

@@ -14,7 +14,10 @@ from octavo.words.kv_cache_spec import AttentionSpec
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionNeeds:
-    """What a model asks of a backend, over all its layers. dtypes are names (float32, bfloat16)."""
+    """What a model asks of a backend, over all its layers. dtypes are names (float32, bfloat16).
+
+    ``has_native`` says that the engine's kernels are native ones, which a backend can then run on.
+    """
 
     device: str
     head_size: int
@@ -25,6 +28,7 @@ class AttentionNeeds:
     chunked_local: bool = False
     softcap: bool = False
     sinks: bool = False
+    has_native: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +39,13 @@ class Support:
     dtypes: tuple[str, ...] = ()
     kv_cache_dtypes: tuple[str, ...] = ()
     head_sizes: tuple[int, ...] = ()
+    head_size_multiple: int = 1
     block_size_multiple: int = 1
     sliding_window: bool = True
     chunked_local: bool = True
     softcap: bool = True
     sinks: bool = True
+    needs_native: bool = False
 
     def reasons_against(self, needs: AttentionNeeds) -> list[str]:
         """Say, one line each, why these needs do not fit; an empty list is a yes."""
@@ -54,6 +60,10 @@ class Support:
             for what, asked, known in lists
             if known and asked not in known
         ]
+        if self.needs_native and not needs.has_native:
+            reasons.append("it needs native kernels, and this engine runs on others")
+        if needs.head_size % self.head_size_multiple:
+            reasons.append(f"head size {needs.head_size} is not a multiple of {self.head_size_multiple}")
         if needs.block_size is not None and needs.block_size % self.block_size_multiple:
             reasons.append(f"block size {needs.block_size} is not a multiple of {self.block_size_multiple}")
         features = ("sliding_window", "chunked_local", "softcap", "sinks")
@@ -67,6 +77,8 @@ class Support:
 
 class AttentionBackend(Protocol):
     """Computes attention over a paged cache. Stateless: everything a step needs is in its metadata.
+
+    Made without arguments, or from the NativeContext if its support says ``needs_native``.
 
     ``preferred_block_sizes`` are kernel block sizes in tokens, best first; the first is used where nobody asked.
     """

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 BACKENDS: dict[str, str] = {
+    "cpu": "octavo.device.attention.cpu:CpuAttention",
     "reference": "octavo.device.attention.reference:ReferenceAttention",
 }

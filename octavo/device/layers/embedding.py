@@ -5,25 +5,31 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from octavo.device.ops.embedding import embedding
-from octavo.device.ops.lm_head import lm_head
+from octavo.device.layers.quantization.method import QuantMethod
+from octavo.device.ops.kernels import Kernels
+from octavo.device.ops.linear import LinearWeight
 
 
-class Embedding(nn.Module):
-    """``weight`` [vocab_size, hidden_size]; rows come out times ``scale``."""
+class VocabWeight(nn.Module):
+    """One row [hidden_size] per token, in the format of ``method``; what embedding and head have in common."""
 
-    def __init__(self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, scale: float = 1.0) -> None:
+    def __init__(self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, method: QuantMethod) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size, dtype=dtype), requires_grad=False)
-        self.scale = scale
+        self.method = method
+        method.create_weights(self, hidden_size, vocab_size, bias=False, dtype=dtype)
 
-    def forward(self, token_ids: Tensor) -> Tensor:
-        """token_ids: [T] int64 -> [T, hidden_size]."""
-        return embedding(token_ids, self.weight, self.scale)
+    @property
+    def operand(self) -> LinearWeight:
+        """The rows as the ops take them."""
+        return self.method.operand(self)
+
+    def finish_loading(self) -> None:
+        """To be called when the parameters are filled."""
+        self.method.finish(self)
 
 
-class LMHead(nn.Module):
-    """The output embedding; ``tied_to`` shares the input embedding's parameter, which is then loaded once."""
+class Embedding(VocabWeight):
+    """Rows come out times ``scale``."""
 
     def __init__(
         self,
@@ -31,16 +37,28 @@ class LMHead(nn.Module):
         hidden_size: int,
         *,
         dtype: torch.dtype,
-        softcap: float | None = None,
-        tied_to: Embedding | None = None,
+        method: QuantMethod,
+        kernels: Kernels,
+        scale: float = 1.0,
     ) -> None:
+        super().__init__(vocab_size, hidden_size, dtype=dtype, method=method)
+        self.kernels = kernels
+        self.scale = scale
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """token_ids: [T] int64 -> [T, hidden_size]."""
+        return self.kernels.embedding(token_ids, self.operand, self.scale)
+
+
+class LMHead(nn.Module):
+    """The output embedding: a weight of its own, or the input embedding's, which is then loaded once."""
+
+    def __init__(self, weight: VocabWeight, *, kernels: Kernels, softcap: float | None = None) -> None:
         super().__init__()
-        if tied_to is None:
-            self.weight = nn.Parameter(torch.empty(vocab_size, hidden_size, dtype=dtype), requires_grad=False)
-        else:
-            self.weight = tied_to.weight
+        self.rows = weight
+        self.kernels = kernels
         self.softcap = softcap
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden: [R, hidden_size] -> float32 [R, vocab_size]."""
-        return lm_head(hidden, self.weight, self.softcap)
+        return self.kernels.lm_head(hidden, self.rows.operand, self.softcap)

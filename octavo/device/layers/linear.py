@@ -1,4 +1,4 @@
-"""Linear layers: one matrix, or several of one input stacked into one."""
+"""The linear layer."""
 
 from __future__ import annotations
 
@@ -6,16 +6,28 @@ import torch
 from torch import Tensor, nn
 
 from octavo.device.layers.quantization.method import QuantMethod
-from octavo.device.ops.linear import LinearWeight, linear
+from octavo.device.ops.kernels import Kernels
+from octavo.device.ops.linear import LinearWeight
 
 
 class Linear(nn.Module):
-    """A weight matrix [out_features, in_features] in the format of ``method``, with an optional bias."""
+    """A weight matrix [out_features, in_features] in the format of ``method``, with an optional bias.
+
+    Several matrices of the same input are one layer, stacked from the top down: query, key and value, or gate and up.
+    """
 
     def __init__(
-        self, in_features: int, out_features: int, *, bias: bool, dtype: torch.dtype, method: QuantMethod
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool,
+        dtype: torch.dtype,
+        method: QuantMethod,
+        kernels: Kernels,
     ) -> None:
         super().__init__()
+        self.kernels = kernels
         self.in_features = in_features
         self.out_features = out_features
         self.method = method
@@ -26,16 +38,10 @@ class Linear(nn.Module):
         """The weights as the fused ops take them."""
         return self.method.operand(self)
 
+    def finish_loading(self) -> None:
+        """To be called when the parameters are filled."""
+        self.method.finish(self)
+
     def forward(self, x: Tensor) -> Tensor:
         """x: [T, in_features] -> [T, out_features]."""
-        return linear(x, self.operand)
-
-
-class MergedLinear(Linear):
-    """Several matrices of the same input as one, from the top down: query, key and value, or gate and up."""
-
-    def __init__(
-        self, in_features: int, parts: tuple[int, ...], *, bias: bool, dtype: torch.dtype, method: QuantMethod
-    ) -> None:
-        super().__init__(in_features, sum(parts), bias=bias, dtype=dtype, method=method)
-        self.parts = parts
+        return self.kernels.linear(x, self.operand)

@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
-from octavo.device.layers.linear import Linear, MergedLinear
-from octavo.device.layers.quantization.method import QuantMethod
-from octavo.device.ops.gate_up_activation import ACTIVATIONS, gate_up_activation
+from octavo.device.layers.linear import Linear
+from octavo.device.ops.gate_up_activation import ACTIVATIONS
+from octavo.device.ops.kernels import Kernels
 from octavo.words.errors import UnsupportedError
 
 
 class GatedMLP(nn.Module):
     """down(activation(gate(x)) * up(x)); ``activation`` is a name of ops/gate_up_activation."""
 
-    def __init__(
-        self,
-        hidden_size: int,
-        intermediate_size: int,
-        *,
-        activation: str,
-        bias: bool,
-        dtype: torch.dtype,
-        method: QuantMethod,
-    ) -> None:
+    def __init__(self, gate_up: Linear, down: Linear, *, activation: str, kernels: Kernels) -> None:
         super().__init__()
         if activation not in ACTIVATIONS:
             raise UnsupportedError(f"activation {activation!r} is not one of {', '.join(ACTIVATIONS)}")
+        self.kernels = kernels
         self.activation = activation
-        parts = (intermediate_size, intermediate_size)
-        self.gate_up = MergedLinear(hidden_size, parts, bias=bias, dtype=dtype, method=method)
-        self.down = Linear(intermediate_size, hidden_size, bias=bias, dtype=dtype, method=method)
+        self.gate_up = gate_up
+        self.down = down
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [T, hidden_size] -> the same shape."""
-        return self.down(gate_up_activation(x, self.gate_up.operand, self.activation))
+        return self.down(self.kernels.gate_up_activation(x, self.gate_up.operand, self.activation))

@@ -5,23 +5,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from octavo.device.ops.add_rms_norm import add_rms_norm
-from octavo.device.ops.rms_norm import rms_norm
+from octavo.device.ops.kernels import Kernels
 
 
 class RMSNorm(nn.Module):
     """``weight_offset`` is 1 where the checkpoint stores the factor less one (Gemma), else 0."""
 
-    def __init__(self, width: int, eps: float, *, dtype: torch.dtype, weight_offset: float = 0.0) -> None:
+    def __init__(
+        self, width: int, eps: float, *, dtype: torch.dtype, kernels: Kernels, weight_offset: float = 0.0
+    ) -> None:
         super().__init__()
+        self.kernels = kernels
         self.weight = nn.Parameter(torch.empty(width, dtype=dtype), requires_grad=False)
         self.eps = eps
         self.weight_offset = weight_offset
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., width] -> the same, normalised."""
-        return rms_norm(x, self.weight, self.eps, self.weight_offset)
+        return self.kernels.rms_norm(x, self.weight, self.eps, self.weight_offset)
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Return the normalised sum and the sum, which is the new residual stream."""
-        return add_rms_norm(x, residual, self.weight, self.eps, self.weight_offset)
+        return self.kernels.add_rms_norm(x, residual, self.weight, self.eps, self.weight_offset)

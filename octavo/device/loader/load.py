@@ -1,18 +1,19 @@
 """Fills a model's parameters from a checkpoint, as its weight map says.
 
 First the whole journey is planned from headers: every parameter must be filled exactly once, every tensor must have a
-place or be skipped, every shape must fit. Only then is the first byte copied.
+place or be skipped, every shape must fit. Only then is the first byte copied. Layers are finished while others are
+still to be filled, so that a model whose layers change their parameters' form is never in memory twice.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from octavo.checkpoint.resolve import Checkpoint
 from octavo.device.layers.weight_map import WeightMap
@@ -23,14 +24,22 @@ from octavo.device.loader.source import Move, StoredTensor, WeightSource
 from octavo.device.loader.weight_map import NameResolver, Placement
 from octavo.words.errors import CheckpointError, UnsupportedError
 
+BATCH_BYTES = 32 << 20
+"""Parameters filled at once: enough for all threads, little enough beside a model."""
+
 
 class LoadableModel(Protocol):
-    """What a model shows to the loader."""
+    """What a model shows to the loader.
+
+    A module with a method ``finish_loading`` is told when its parameters are filled, and may then drop them.
+    """
 
     @property
     def weight_map(self) -> WeightMap: ...
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]: ...
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,17 +65,56 @@ def load_weights(
     # Detached: the same memory without autograd, whose switch would be one per loader thread.
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
     if load_format == "dummy":
-        num_tensors, nbytes = fill_dummy(parameters, seed=seed)
+        counts = list(_fill_with_dummies(model, parameters, seed))
     else:
-        num_tensors, nbytes = _fill(parameters, model.weight_map, open_source(checkpoint, num_threads=num_threads))
-    return LoadReport(num_tensors, nbytes, time.perf_counter() - begin)
+        with closing(open_source(checkpoint, num_threads=num_threads)) as source:
+            counts = list(_fill(model, parameters, source))
+    return LoadReport(
+        sum(count for count, _ in counts), sum(nbytes for _, nbytes in counts), time.perf_counter() - begin
+    )
 
 
-def _fill(parameters: Mapping[str, Tensor], weight_map: WeightMap, source: WeightSource) -> tuple[int, int]:
-    with closing(source):
-        moves = plan_moves(parameters, weight_map, source)
-        source.copy(moves)
-    return len(moves), sum(move.stored.nbytes for move in moves)
+def _fill_with_dummies(model: LoadableModel, parameters: dict[str, Tensor], seed: int) -> Iterator[tuple[int, int]]:
+    for batch in _batches(parameters):
+        yield fill_dummy({name: parameters.pop(name) for name in batch}, seed=seed)
+        _finish(model, batch)
+
+
+def _fill(model: LoadableModel, parameters: dict[str, Tensor], source: WeightSource) -> Iterator[tuple[int, int]]:
+    """Yield number and bytes of the tensors of each batch. No reference to a parameter outlives its batch."""
+    moves, batches = plan_moves(parameters, model.weight_map, source), _batches(parameters)
+    parameters.clear()
+    for batch in batches:
+        chosen = [move for name in batch for move in moves.pop(name)]
+        source.copy(chosen)
+        yield len(chosen), sum(move.stored.nbytes for move in chosen)
+        del chosen
+        _finish(model, batch)
+
+
+def _batches(parameters: Mapping[str, Tensor]) -> list[list[str]]:
+    """Names in their order, whole layers at a time, cut where BATCH_BYTES are reached."""
+    batches: list[list[str]] = [[]]
+    nbytes, layer = 0, ""
+    for name, parameter in parameters.items():
+        if nbytes >= BATCH_BYTES and _layer_of(name) != layer:
+            batches.append([])
+            nbytes = 0
+        batches[-1].append(name)
+        nbytes, layer = nbytes + parameter.nbytes, _layer_of(name)
+    return batches
+
+
+def _finish(model: LoadableModel, names: Sequence[str]) -> None:
+    modules = dict(model.named_modules())
+    for layer in dict.fromkeys(map(_layer_of, names)):
+        finish = getattr(modules[layer], "finish_loading", None)
+        if finish is not None:
+            finish()
+
+
+def _layer_of(parameter: str) -> str:
+    return parameter.rpartition(".")[0]
 
 
 def open_source(checkpoint: Checkpoint, *, num_threads: int = 1) -> WeightSource:
@@ -76,11 +124,11 @@ def open_source(checkpoint: Checkpoint, *, num_threads: int = 1) -> WeightSource
     return SafetensorsSource(checkpoint.path)
 
 
-def plan_moves(parameters: Mapping[str, Tensor], weight_map: WeightMap, source: WeightSource) -> list[Move]:
-    """Return the copies that fill every parameter exactly once; errors as in ``load_weights``."""
+def plan_moves(parameters: Mapping[str, Tensor], weight_map: WeightMap, source: WeightSource) -> dict[str, list[Move]]:
+    """Return, by parameter, the copies that fill every one of them exactly once; errors as in ``load_weights``."""
     names = NameResolver(weight_map, gguf=source.gguf)
     filled: dict[tuple[str, int], StoredTensor] = {}
-    moves: list[Move] = []
+    moves: dict[str, list[Move]] = {name: [] for name in parameters}
     for stored in source.tensors.values():
         place = _placement(names, stored, parameters)
         if place is None:
@@ -90,10 +138,13 @@ def plan_moves(parameters: Mapping[str, Tensor], weight_map: WeightMap, source: 
         if earlier := filled.get((place.parameter, place.start)):
             raise CheckpointError(stored.file, f"fills the same weights as {earlier.name!r}", tensor=stored.name)
         filled[place.parameter, place.start] = stored
-        moves.append(Move(stored, _target(stored, place, parameters[place.parameter]), place.interleaved_heads))
+        target = _target(stored, place, parameters[place.parameter])
+        moves[place.parameter].append(Move(stored, target, place.interleaved_heads))
     _check_all_filled(names, source, parameters, filled)
-    if sum(move.target.numel() for move in moves) != sum(parameter.numel() for parameter in parameters.values()):
-        raise AssertionError("the weight map leaves rows of a stacked parameter unfilled")
+    for name, parameter in parameters.items():
+        if sum(move.target.numel() for move in moves[name]) == parameter.numel():
+            continue
+        raise AssertionError(f"the weight map leaves rows of {name!r} unfilled")
     return moves
 
 

@@ -12,15 +12,16 @@ from torch import Tensor, nn
 
 from octavo.device.attention.context import ForwardContext
 from octavo.device.layers.attention import Attention, attention_layers
-from octavo.device.layers.embedding import Embedding, LMHead
-from octavo.device.layers.linear import Linear, MergedLinear
+from octavo.device.layers.embedding import Embedding, LMHead, VocabWeight
+from octavo.device.layers.linear import Linear
 from octavo.device.layers.mlp import GatedMLP
 from octavo.device.layers.norm import RMSNorm
+from octavo.device.layers.quantization.unquantized import UNQUANTIZED
 from octavo.device.layers.rotary import rope_table
 from octavo.device.layers.weight_map import ROPE_TABLES, Rename, Rule, Skip, Stack
 from octavo.device.models.options import ModelOptions
 from octavo.device.ops.paged_attention import AttentionOptions
-from octavo.device.ops.qkv_rope_write import HeadNorm, qkv_rope_write
+from octavo.device.ops.qkv_rope_write import HeadNorm
 from octavo.device.ops.rope import RopeTable
 from octavo.words.kv_cache_spec import AttentionSpec
 from octavo.words.model_facts import ModelFacts
@@ -42,19 +43,48 @@ class ModelParts:
             width or facts.hidden_size,
             facts.norm_eps,
             dtype=self.options.dtype,
+            kernels=self.options.kernels,
             weight_offset=facts.norm_weight_offset,
         )
 
-    def mlp(self) -> GatedMLP:
-        facts, options = self.facts, self.options
-        return GatedMLP(
-            facts.hidden_size,
-            facts.intermediate_size,
-            activation=facts.hidden_act,
-            bias=facts.mlp_bias,
+    def linear(self, in_features: int, out_features: int, *, bias: bool) -> Linear:
+        options = self.options
+        return Linear(
+            in_features,
+            out_features,
+            bias=bias,
             dtype=options.dtype,
             method=options.quantization,
+            kernels=options.kernels,
         )
+
+    def mlp(self) -> GatedMLP:
+        facts = self.facts
+        return GatedMLP(
+            self.linear(facts.hidden_size, 2 * facts.intermediate_size, bias=facts.mlp_bias),
+            self.linear(facts.intermediate_size, facts.hidden_size, bias=facts.mlp_bias),
+            activation=facts.hidden_act,
+            kernels=self.options.kernels,
+        )
+
+    def embedding(self) -> Embedding:
+        """The token embedding; rows that are the output head's too have the linear layers' format."""
+        facts, options = self.facts, self.options
+        return Embedding(
+            facts.vocab_size,
+            facts.hidden_size,
+            dtype=options.dtype,
+            method=options.quantization if facts.tie_word_embeddings else UNQUANTIZED,
+            kernels=options.kernels,
+            scale=facts.embedding_scale,
+        )
+
+    def lm_head(self, embedding: Embedding) -> LMHead:
+        facts, options = self.facts, self.options
+        weight: VocabWeight = embedding
+        if not facts.tie_word_embeddings:
+            weight = VocabWeight(facts.vocab_size, facts.hidden_size, dtype=options.dtype, method=options.quantization)
+        return LMHead(weight, kernels=options.kernels, softcap=facts.final_logit_softcap)
 
     def attention(self, index: int) -> SelfAttention:
         windowed = self._layer_type(index) == "sliding_window"
@@ -83,9 +113,9 @@ class SelfAttention(nn.Module):
         super().__init__()
         facts, options = parts.facts, parts.options
         rows = qkv_rows(facts)
-        dtype, method = options.dtype, options.quantization
-        self.qkv = MergedLinear(facts.hidden_size, rows, bias=facts.attention_bias, dtype=dtype, method=method)
-        self.out = Linear(rows[0], facts.hidden_size, bias=facts.attention_out_bias, dtype=dtype, method=method)
+        self.kernels = options.kernels
+        self.qkv = parts.linear(facts.hidden_size, sum(rows), bias=facts.attention_bias)
+        self.out = parts.linear(rows[0], facts.hidden_size, bias=facts.attention_out_bias)
         self.q_norm = parts.norm(facts.head_size) if facts.qk_norm else None
         self.k_norm = parts.norm(facts.head_size) if facts.qk_norm else None
         self.rope: RopeTable = parts.local_rope if windowed else parts.rope
@@ -95,7 +125,9 @@ class SelfAttention(nn.Module):
         """x: [T, hidden_size] -> the same shape; stores the rows' keys and values."""
         attention = self.attention
         slots = attention.metadata(ctx).slot_mapping
-        query = qkv_rope_write(x, self.qkv.operand, positions, self.rope, attention.kv_cache, slots, self._head_norm())
+        query = self.kernels.qkv_rope_write(
+            x, self.qkv.operand, positions, self.rope, attention.kv_cache, slots, self._head_norm()
+        )
         return self.out(attention(query, ctx))
 
     def _head_norm(self) -> HeadNorm | None:
@@ -137,12 +169,10 @@ class Decoder(nn.Module):
     ) -> None:
         super().__init__()
         parts = ModelParts(facts, options)
-        vocab, hidden, dtype = facts.vocab_size, facts.hidden_size, options.dtype
-        self.embed = Embedding(vocab, hidden, dtype=dtype, scale=facts.embedding_scale)
+        self.embed = parts.embedding()
         self.layers = nn.ModuleList(make_layer(parts, index) for index in range(facts.num_layers))
         self.norm = parts.norm()
-        tied = self.embed if facts.tie_word_embeddings else None
-        self.lm_head = LMHead(vocab, hidden, dtype=dtype, softcap=facts.final_logit_softcap, tied_to=tied)
+        self.lm_head = parts.lm_head(self.embed)
 
     def forward(self, token_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
         """token_ids, positions: [T] int64 -> hidden states after the last norm, [T, hidden_size]."""
@@ -168,7 +198,11 @@ def qkv_rows(facts: ModelFacts) -> tuple[int, int, int]:
 
 def embedding_rules(facts: ModelFacts) -> tuple[Rule, ...]:
     """Weights outside the layers."""
-    head = Skip("lm_head.weight") if facts.tie_word_embeddings else Rename("lm_head.weight", "lm_head.weight", shard=0)
+    head = (
+        Skip("lm_head.weight")
+        if facts.tie_word_embeddings
+        else Rename("lm_head.weight", "lm_head.rows.weight", shard=0)
+    )
     return (
         *ROPE_TABLES,
         Rename("model.embed_tokens.weight", "embed.weight", shard=0),

@@ -9,6 +9,7 @@ import torch
 from octavo.device.attention.backend import AttentionBackend
 from octavo.device.layers.quantization.method import QuantMethod
 from octavo.device.layers.quantization.unquantized import UNQUANTIZED
+from octavo.device.ops.kernels import REFERENCE_KERNELS, Kernels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,11 +17,12 @@ class ModelOptions:
     """Decisions of the Plan in the device plane's terms.
 
     ``dtype`` is that of weights and activations. ``max_model_len`` sizes the rotary tables: positions stay below
-    it (with "auto", the checkpoint's limit).
+    it (with "auto", the checkpoint's limit). ``quantization`` is a format that ``kernels`` read.
     """
 
     dtype: torch.dtype
     kv_cache_dtype: torch.dtype
     max_model_len: int
     attention: AttentionBackend
+    kernels: Kernels = REFERENCE_KERNELS
     quantization: QuantMethod = UNQUANTIZED

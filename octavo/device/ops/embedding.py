@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from octavo.device.ops.linear import LinearWeight
 
-def embedding(token_ids: Tensor, table: Tensor, scale: float = 1.0) -> Tensor:
+
+def embedding(token_ids: Tensor, table: LinearWeight, scale: float = 1.0) -> Tensor:
     """Look up each token's row, times ``scale``.
 
-    token_ids: [T] int64 below the table's rows. table: [vocab_size, hidden_size].
-    Returns [T, hidden_size] in the table's dtype. The scale is rounded to that dtype first, then the product is.
+    token_ids: [T] int64 below the table's rows. table: [vocab_size, hidden_size] in some format; it may be the output
+    head's too. Returns [T, hidden_size] in the activations' dtype. The scale is rounded to that dtype first, then the
+    product is.
     """
-    rows = F.embedding(token_ids, table)
+    rows = table.rows(token_ids)
     if scale == 1.0:
         return rows
-    return rows * torch.tensor(scale, dtype=table.dtype, device=table.device)
+    return rows * torch.tensor(scale, dtype=rows.dtype, device=rows.device)

@@ -5,15 +5,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+_ROWS_PER_TILE = 4096
 
 
 class LinearWeight(Protocol):
     """A weight matrix (and bias) in some format, as an operand of the ops; a format is a class with its arithmetic."""
 
-    def project(self, x: Tensor) -> Tensor:
-        """x: [T, in_features] -> [T, out_features] in x's dtype; sums in float32, rounded once after the bias."""
+    def project(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """x: [T, in_features] -> [T, out_features], sums in float32, rounded once after the bias.
+
+        ``dtype`` of the result is x's, or float32.
+        """
+        ...
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """ids: [T] int64 -> those rows of the matrix, [T, in_features] in the activations' dtype."""
         ...
 
 
@@ -24,8 +34,16 @@ class DenseWeight:
     weight: Tensor
     bias: Tensor | None = None
 
-    def project(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+    def project(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        if dtype in (None, x.dtype):
+            return F.linear(x, self.weight, self.bias)
+        wide = x.float()
+        tiles = [F.linear(wide, tile.float()) for tile in self.weight.split(_ROWS_PER_TILE)]
+        out = torch.cat(tiles, dim=-1)
+        return out if self.bias is None else out + self.bias.float()
+
+    def rows(self, ids: Tensor) -> Tensor:
+        return F.embedding(ids, self.weight)
 
 
 def linear(x: Tensor, weight: LinearWeight) -> Tensor:

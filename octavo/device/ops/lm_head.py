@@ -5,24 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-_VOCAB_TILE = 4096
+from octavo.device.ops.linear import LinearWeight
 
 
-def lm_head(hidden: Tensor, weight: Tensor, softcap: float | None = None) -> Tensor:
+def lm_head(hidden: Tensor, weight: LinearWeight, softcap: float | None = None) -> Tensor:
     """Multiply each row by the output embedding.
 
-    hidden: [R, hidden_size], weight: [vocab_size, hidden_size], one dtype; R may be 0.
+    hidden: [R, hidden_size], R may be 0; weight: [vocab_size, hidden_size] in some format.
     Returns float32 [R, vocab_size]: sums are float32 and never rounded to the model's dtype. ``softcap`` c maps a
     logit z to c * tanh(z / c).
     """
-    if weight.dtype == torch.float32:
-        logits = F.linear(hidden, weight)
-    else:
-        rows = hidden.float()
-        logits = torch.cat([F.linear(rows, tile.float()) for tile in weight.split(_VOCAB_TILE)], dim=-1)
+    logits = weight.project(hidden, torch.float32)
     if softcap is not None:
         logits = torch.tanh(logits / softcap) * softcap
     return logits

@@ -60,9 +60,9 @@ class WorkList:
     """
 
     def __init__(self, query_start_loc: np.ndarray, seq_lens: np.ndarray, block_table: Tensor, block_size: int) -> None:
-        self._starts = query_start_loc.astype(np.int64)
-        self._seq_lens = seq_lens.astype(np.int64)
-        self._block_table = block_table
+        self.query_start_loc = torch.from_numpy(query_start_loc.astype(np.int32))
+        self.seq_lens = torch.from_numpy(seq_lens.astype(np.int32))
+        self.block_table = block_table
         self._block_size = block_size
         self._tiles: dict[tuple[int | None, int | None], list[Tile]] = {}
 
@@ -78,8 +78,8 @@ class WorkList:
 
     def _pieces(self, options: AttentionOptions) -> list[_Piece]:
         pieces = []
-        starts = self._starts.tolist()
-        for request, seq_len in enumerate(self._seq_lens.tolist()):
+        starts = self.query_start_loc.tolist()
+        for request, seq_len in enumerate(self.seq_lens.tolist()):
             context = seq_len - (starts[request + 1] - starts[request])
             for row in range(starts[request], starts[request + 1], ROWS_PER_TILE):
                 num_rows = min(ROWS_PER_TILE, starts[request + 1] - row)
@@ -99,9 +99,9 @@ class WorkList:
         visible = (keys[:, None] <= positions[..., None]) & (keys[:, None] >= first[..., None])
         ordinals = np.arange(num_blocks)
         block_columns = np.where(ordinals < column["num_blocks"], column["first_block"] + ordinals, 0)
-        blocks = self._block_table[torch.from_numpy(column["request"]), torch.from_numpy(block_columns)]
+        blocks = self.block_table[torch.from_numpy(column["request"]), torch.from_numpy(block_columns)]
         blocks = blocks.masked_fill(torch.from_numpy(ordinals >= column["num_blocks"]), 0)
-        device = self._block_table.device
+        device = self.block_table.device
         return Tile(
             num_requests=len(group),
             rows=torch.from_numpy(rows.reshape(-1)).to(device),

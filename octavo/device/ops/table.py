@@ -22,3 +22,18 @@ OPS: dict[str, dict[str, str]] = {
         "rope",
     )
 }
+
+_NATIVE: dict[str, str] = {
+    "add_rms_norm": "add_rms_norm:add_rms_norm",
+    "embedding": "embedding:embedding",
+    "gate_up_activation": "gate_up_activation:gate_up_activation",
+    "linear": "linear:linear",
+    "lm_head": "linear:lm_head",
+    "paged_attention": "paged_attention:paged_attention",
+    "qkv_rope_write": "qkv_rope_write:qkv_rope_write",
+    "rms_norm": "rms_norm:rms_norm",
+}
+"""Ops with a native kernel: an entry is a function that takes a NativeContext and returns the op."""
+
+for _name, _function in _NATIVE.items():
+    OPS[_name]["native"] = f"{_PACKAGE}.native.{_function}"

@@ -11,8 +11,12 @@ from octavo.checkpoint.resolve import Checkpoint
 from octavo.config.engine_config import EngineConfig
 from octavo.device.attention.backend import AttentionNeeds
 from octavo.device.attention.select import select_backend
+from octavo.device.layers.quantization.method import QuantMethod
+from octavo.device.layers.quantization.native_dense import NativeDense
+from octavo.device.layers.quantization.unquantized import UNQUANTIZED
 from octavo.device.models.build import build_model
 from octavo.device.models.options import ModelOptions
+from octavo.device.ops.kernels import Kernels, load_kernels
 from octavo.device.sample.prompt_logprobs import PromptLogprobs
 from octavo.device.sample.sampler import Sampler, builtin_processors
 from octavo.device.worker.head import SamplingHead
@@ -41,7 +45,7 @@ def build_extension(config: EngineConfig, worker: object) -> Any | None:
 
 
 def build_empty_model(plan: Plan, facts: ModelFacts) -> nn.Module:
-    """The model with the Plan's dtype and attention backend, its weights not yet loaded."""
+    """The model with the Plan's dtype, kernels and attention backend, its weights not yet loaded."""
     needs = AttentionNeeds(
         device=plan.device,
         head_size=facts.head_size,
@@ -52,11 +56,14 @@ def build_empty_model(plan: Plan, facts: ModelFacts) -> nn.Module:
         chunked_local="chunked_local" in facts.layer_types,
         softcap=facts.attn_logit_softcap is not None,
     )
+    kernels = load_kernels(plan.kernels, plan.num_threads, plan.cpu_isa)
     options = ModelOptions(
         dtype=getattr(torch, plan.dtype),
         kv_cache_dtype=getattr(torch, plan.kv_cache_dtype),
         max_model_len=plan.max_model_len or facts.max_position,
-        attention=select_backend(plan.attention_backend, needs),
+        attention=select_backend(plan.attention_backend, needs, kernels.native),
+        kernels=kernels,
+        quantization=_weight_format(kernels),
     )
     return build_model(facts, options)
 
@@ -71,6 +78,10 @@ def build_model_runner(config: EngineConfig, plan: Plan, facts: ModelFacts, mode
     prompt_logprobs = PromptLogprobs()
     head = SamplingHead(model, sampler, prompt_logprobs, facts.vocab_size)
     return ModelRunner(model, head, (sampler, prompt_logprobs), plan.max_num_seqs)
+
+
+def _weight_format(kernels: Kernels) -> QuantMethod:
+    return UNQUANTIZED if kernels.native is None else NativeDense(kernels.native)
 
 
 def _class(option: str, name: str) -> Any:

@@ -83,11 +83,12 @@ def step_bytes(
 
 
 def parameter_bytes(model: nn.Module) -> int:
-    """Bytes of a model's parameters and buffers; what is tied counts once."""
+    """Bytes of a model's parameters, packed weights and buffers; what is tied counts once."""
     storages = {}
     for tensor in (*model.parameters(), *model.buffers()):
         storages[_storage_key(tensor)] = tensor.untyped_storage().nbytes()
-    return sum(storages.values())
+    packed = (getattr(module, "packed", None) for module in model.modules())
+    return sum(storages.values()) + sum(weight.nbytes for weight in packed if weight is not None)
 
 
 def _peaks(runner: ModelRunner, output: SchedulerOutput) -> tuple[int, int]:

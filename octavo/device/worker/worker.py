@@ -46,7 +46,7 @@ class Worker:
 
     def load_model(self) -> LoadReport:
         """Build the model and fill it from the checkpoint."""
-        with self._threads():
+        with torch_threads(self._plan.num_threads):
             self.model = build_empty_model(self._plan, self._facts)
             report = load_weights(
                 self.model,
@@ -139,7 +139,8 @@ class Worker:
             vars(self).pop(name, None)
 
     def _threads(self) -> Any:
-        return torch_threads(self._plan.num_threads)
+        # Native kernels bring their own threads: two teams on the same CPUs would stand in each other's way.
+        return torch_threads(1 if self._plan.kernels == "native" else self._plan.num_threads)
 
     def _largest_step_bytes(self) -> int:
         plan, longest = self._plan, self._facts.max_position

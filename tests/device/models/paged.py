@@ -11,19 +11,32 @@ from torch import Tensor, nn
 from octavo.checkpoint.facts import read_model_facts
 from octavo.checkpoint.resolve import resolve_model
 from octavo.device.attention.context import ForwardContext
+from octavo.device.attention.cpu import CpuAttention
 from octavo.device.attention.metadata import CommonMetadata
 from octavo.device.attention.reference import ReferenceAttention
 from octavo.device.layers.attention import attention_layers, bind_kv_cache
+from octavo.device.layers.quantization.native_dense import NativeDense
+from octavo.device.layers.quantization.unquantized import UNQUANTIZED
 from octavo.device.loader.load import load_weights
 from octavo.device.models.build import build_model
 from octavo.device.models.options import ModelOptions
+from octavo.device.ops.kernels import load_kernels
 
 
-def load_tiny_model(folder: Path, *, max_model_len: int = 256, dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Build the checkpoint's model with its weights."""
+def load_tiny_model(
+    folder: Path, *, max_model_len: int = 256, dtype: torch.dtype = torch.float32, kernels: str = "reference"
+) -> nn.Module:
+    """Build the checkpoint's model with its weights; ``kernels`` is a backend of the ops, native on two threads."""
     checkpoint = resolve_model(str(folder))
+    chosen = load_kernels(kernels, num_threads=2)
+    native = kernels == "native"
     options = ModelOptions(
-        dtype=dtype, kv_cache_dtype=dtype, max_model_len=max_model_len, attention=ReferenceAttention()
+        dtype=dtype,
+        kv_cache_dtype=dtype,
+        max_model_len=max_model_len,
+        attention=CpuAttention(chosen.native) if native else ReferenceAttention(),
+        kernels=chosen,
+        quantization=NativeDense(chosen.native) if native else UNQUANTIZED,
     )
     model = build_model(read_model_facts(checkpoint), options)
     load_weights(model, checkpoint)
@@ -43,10 +56,12 @@ class PagedRun:
         self.block_table = order.reshape(len(requests), blocks_each).astype(np.int32)
         self.done = [0] * len(requests)
         self.specs = model.kv_cache_specs()
-        backend = ReferenceAttention()
+        self.backend = next(iter(attention_layers(model).values())).backend
         caches = {
             name: torch.full(
-                backend.kv_cache_shape(count + 1, block_size, spec.num_kv_heads, spec.head_size), float("nan")
+                self.backend.kv_cache_shape(count + 1, block_size, spec.num_kv_heads, spec.head_size),
+                float("nan"),
+                dtype=getattr(torch, spec.dtype),
             )
             for name, spec in self.specs.items()
         }
@@ -57,8 +72,7 @@ class PagedRun:
         spans = [range(done, done + n) for done, n in zip(self.done, num_tokens, strict=True)]
         self.done = [span.stop for span in spans]
         common = self._metadata(spans)
-        backend = ReferenceAttention()
-        by_spec = {spec: backend.build_metadata(common, spec) for spec in set(self.specs.values())}
+        by_spec = {spec: self.backend.build_metadata(common, spec) for spec in set(self.specs.values())}
         ctx = ForwardContext({name: by_spec[spec] for name, spec in self.specs.items()}, sum(num_tokens))
         tokens = [t for tokens, span in zip(self.requests, spans, strict=True) for t in tokens[span.start : span.stop]]
         positions = torch.tensor([position for span in spans for position in span])

@@ -37,11 +37,17 @@ def assert_same_logits(ours: Tensor, theirs: Tensor) -> None:
     assert torch.equal(ours.argmax(-1)[clear], theirs.argmax(-1)[clear])
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES)
+KERNELS = ("reference", "native")
+
+
+@pytest.fixture(scope="module", params=[(name, kernels) for name in ARCHITECTURES for kernels in KERNELS], ids="-".join)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, list[Tensor]]:
-    folder = save_tiny_model(tmp_path_factory.mktemp(request.param), request.param)
+    architecture, kernels = request.param
+    if kernels == "native":
+        pytest.importorskip("octavo._native", reason="built without the native module")
+    folder = save_tiny_model(tmp_path_factory.mktemp(architecture), architecture)
     theirs = oracle(folder)
-    return load_tiny_model(folder), [oracle_logits(theirs, tokens) for tokens in prompts(*LENGTHS)]
+    return load_tiny_model(folder, kernels=kernels), [oracle_logits(theirs, tokens) for tokens in prompts(*LENGTHS)]
 
 
 def test_every_architecture_has_an_oracle() -> None:
@@ -66,6 +72,19 @@ def test_prefill_chunk_and_decode_share_a_step(pair: tuple[nn.Module, list[Tenso
     assert_same_logits(torch.cat((first[1], second[1])), expected[1])
     assert_same_logits(torch.cat((first[2], second[2])), expected[2][:63])
     assert_same_logits(second[3], expected[3])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_native_logits_are_bitwise_the_same_in_any_batch_chunks_and_blocks(
+    architecture: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    pytest.importorskip("octavo._native", reason="built without the native module")
+    model = load_tiny_model(save_tiny_model(tmp_path, architecture), dtype=dtype, kernels="native")
+    alone = [PagedRun(model, [tokens]).run(1000)[0] for tokens in prompts(*LENGTHS)]
+    for chunk, block_size in ((1, 16), (7, 32), (16, 64), (1000, 8)):
+        together = PagedRun(model, prompts(*LENGTHS), block_size=block_size, seed=chunk).run(chunk)
+        assert all(map(torch.equal, together, alone))
 
 
 def test_windows_are_exercised() -> None:

@@ -117,13 +117,17 @@ def test_more_kv_memory_than_there_is_is_refused_at_once(succ: Path) -> None:
         make_worker(succ, kv_cache_bytes=1 << 50)
 
 
-def test_steps_use_the_plans_threads_and_the_process_keeps_its_own(succ: Path) -> None:
+@pytest.mark.parametrize(("kernels", "attention"), [("reference", "reference"), ("native", "cpu")])
+def test_steps_use_the_plans_threads_and_the_process_keeps_its_own(succ: Path, kernels: str, attention: str) -> None:
+    """Native kernels have threads of their own, beside which torch's would be too many."""
+    if kernels == "native":
+        pytest.importorskip("octavo._native", reason="built without the native module")
     before = torch.get_num_threads()
     seen: list[int] = []
-    worker = ready_worker(succ, num_threads=before + 1)
+    worker = ready_worker(succ, num_threads=before + 1, kernels=kernels, attention_backend=attention)
     worker.model.register_forward_pre_hook(lambda *_: seen.append(torch.get_num_threads()))
     worker.sample(worker.execute(prompt_step("A")))
-    assert seen == [before + 1]
+    assert seen == [before + 1 if kernels == "reference" else 1]
     assert torch.get_num_threads() == before
     assert not torch.is_inference_mode_enabled()
 

@@ -21,6 +21,13 @@ class QuantMethod(Protocol):
         """Register uninitialised parameters on the layer."""
         ...
 
+    def finish(self, layer: nn.Module) -> None:
+        """Called once, when the layer's parameters are filled: they may be replaced by another form of them.
+
+        What they are then is a tensor no more: an attribute ``packed`` of the layer, with its ``nbytes``.
+        """
+        ...
+
     def operand(self, layer: nn.Module) -> LinearWeight:
         """The layer's weights as the ops take them."""
         ...

@@ -20,6 +20,9 @@ class Unquantized:
         layer.weight = nn.Parameter(torch.empty(out_features, in_features, dtype=dtype), requires_grad=False)
         layer.bias = nn.Parameter(torch.empty(out_features, dtype=dtype), requires_grad=False) if bias else None
 
+    def finish(self, layer: nn.Module) -> None:
+        """Nothing: the parameters are what is computed with."""
+
     def operand(self, layer: nn.Module) -> DenseWeight:
         return DenseWeight(layer.weight, layer.bias)
 

@@ -1,18 +1,19 @@
-"""The reference backend through its seam: shapes, features, chunking, and what it must not look at."""
+"""Every backend through its seam: shapes, features, chunking, and what it must not look at."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from octavo.device.attention.metadata import AttentionMetadata, CommonMetadata
-from octavo.device.attention.reference import ReferenceAttention
-from octavo.device.ops.paged_attention import ROWS_PER_TILE, AttentionOptions
-from octavo.words.kv_cache_spec import FullAttentionSpec
+from octavo.device.attention.backend import AttentionBackend
+from octavo.device.attention.metadata import AttentionMetadata
+from octavo.device.attention.select import load_backend
+from octavo.device.ops.native.context import open_native
+from octavo.device.ops.paged_attention import ROWS_PER_TILE
+from tests.device.attention.batches import MIXED, attend, common_of
 from tests.device.ops.naive import PagedBatch
 
 
@@ -21,43 +22,24 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def common_of(batch: PagedBatch) -> CommonMetadata:
-    starts = np.cumsum([0, *(new for _, new in batch.lengths)], dtype=np.int32)
-    seq_lens = np.array([before + new for before, new in batch.lengths], dtype=np.int32)
-    return CommonMetadata(
-        query_start_loc=torch.from_numpy(starts),
-        seq_lens=torch.from_numpy(seq_lens),
-        block_table=batch.block_table,
-        slot_mapping=torch.zeros(int(starts[-1]), dtype=torch.int64),
-        query_start_loc_host=starts,
-        seq_lens_host=seq_lens,
-        block_size=batch.block_size,
-        max_query_len=max((new for _, new in batch.lengths), default=0),
-        max_seq_len=int(seq_lens.max(initial=0)),
-    )
-
-
-def attend(batch: PagedBatch, options: AttentionOptions, sinks: Tensor | None = None) -> Tensor:
-    backend = ReferenceAttention()
-    spec = FullAttentionSpec(
-        block_size=batch.block_size, num_kv_heads=batch.num_kv_heads, head_size=batch.head_size, dtype="float32"
-    )
-    metadata = backend.build_metadata(common_of(batch), spec)
-    return backend.forward(batch.query, batch.kv_cache, metadata, options, sinks)
+@pytest.fixture(params=["reference", "cpu"])
+def backend(request: pytest.FixtureRequest) -> AttentionBackend:
+    backend_class = load_backend(request.param)
+    if not backend_class.support.needs_native:
+        return backend_class()
+    pytest.importorskip("octavo._native", reason="built without the native module")
+    return backend_class(open_native(num_threads=2))
 
 
 def close(got: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(got.double(), expected.double(), rtol=1e-5, atol=1e-5)
 
 
-MIXED = [(0, 11), (37, 1), (0, 1), (18, 6), (3, 1)]
-
-
 @pytest.mark.parametrize("head_size", [64, 80, 128, 256])
 @pytest.mark.parametrize("group", [1, 3, 7])
-def test_mixed_batches_match_the_definition(head_size: int, group: int) -> None:
+def test_mixed_batches_match_the_definition(backend: AttentionBackend, head_size: int, group: int) -> None:
     batch = PagedBatch(MIXED, 2 * group, 2, head_size)
-    close(attend(batch, batch.options()), batch.expected(batch.options()))
+    close(attend(backend, batch, batch.options()), batch.expected(batch.options()))
 
 
 @pytest.mark.parametrize("block_size", [8, 16])
@@ -74,71 +56,73 @@ def test_mixed_batches_match_the_definition(head_size: int, group: int) -> None:
     ],
     ids=str,
 )
-def test_windows_chunks_and_softcaps_match_the_definition(features: dict[str, Any], block_size: int) -> None:
+def test_windows_chunks_and_softcaps_match_the_definition(
+    backend: AttentionBackend, features: dict[str, Any], block_size: int
+) -> None:
     batch = PagedBatch(MIXED, 6, 2, 64, block_size=block_size)
     options = batch.options(**features)
-    close(attend(batch, options), batch.expected(options))
+    close(attend(backend, batch, options), batch.expected(options))
     sinks = torch.linspace(-2, 2, 6)
-    close(attend(batch, options, sinks), batch.expected(options, sinks))
+    close(attend(backend, batch, options, sinks), batch.expected(options, sinks))
 
 
-def test_a_prompt_in_chunks_is_the_prompt_at_once() -> None:
+def test_a_prompt_in_chunks_is_the_prompt_at_once(backend: AttentionBackend) -> None:
     length = ROWS_PER_TILE + 60  # more than a tile
     whole = PagedBatch([(0, length)], 6, 2, 16, block_size=16)
     for features in ({}, {"sliding_window": 50}):
         options = whole.options(**features)
-        at_once = attend(whole, options)
+        at_once = attend(backend, whole, options)
         for start, stop in ((0, 1), (1, 8), (8, 290), (290, length)):
             chunk = PagedBatch([(start, stop - start)], 6, 2, 16, block_size=16)
             chunk.kv_cache, chunk.block_table = whole.kv_cache, whole.block_table
             chunk.query = whole.query[start:stop]
-            close(attend(chunk, options), at_once[start:stop])
+            close(attend(backend, chunk, options), at_once[start:stop])
 
 
-def test_batch_mates_change_rounding_only() -> None:
+def test_batch_mates_change_rounding_only(backend: AttentionBackend) -> None:
     lengths = [(n, 1) for n in (3, 90, 17, 64, 31, 32, 33)] + [(10, 5), (0, 40)]
     batch = PagedBatch(lengths, 6, 2, 16)
-    together, row = attend(batch, batch.options()), 0
+    together, row = attend(backend, batch, batch.options()), 0
     for request, (before, new) in enumerate(lengths):
         alone = PagedBatch([(before, new)], 6, 2, 16)
         alone.kv_cache, alone.block_table = batch.kv_cache, batch.block_table[request : request + 1]
         alone.query = batch.query[row : row + new]
-        close(attend(alone, batch.options()), together[row : row + new])
+        close(attend(backend, alone, batch.options()), together[row : row + new])
         row += new
 
 
-def test_what_a_window_left_behind_is_never_read() -> None:
+def test_what_a_window_left_behind_is_never_read(backend: AttentionBackend) -> None:
     """Blocks before the window were given back: their table entries are the null block, and others fill them."""
     batch = PagedBatch([(60, 1), (50, 9)], 6, 2, 16)
     options = batch.options(sliding_window=10)
-    expected = attend(batch, options)
+    expected = attend(backend, batch, options)
     batch.kv_cache[:, batch.block_table[0, :6].long()] = float("nan")
     batch.block_table[0, :6] = 0
     batch.block_table[1, :5] = 0
-    got = attend(batch, options)
+    got = attend(backend, batch, options)
     assert not got.isnan().any()
     close(got, expected)
 
 
-def test_rows_and_requests_without_work_are_zero() -> None:
+def test_rows_and_requests_without_work_are_zero(backend: AttentionBackend) -> None:
     empty = PagedBatch([], 6, 2, 16)
-    assert attend(empty, empty.options()).shape == (0, 6, 16)
+    assert attend(backend, empty, empty.options()).shape == (0, 6, 16)
     batch = PagedBatch([(4, 0), (0, 3), (7, 0)], 6, 2, 16)
     batch.query = torch.cat((batch.query, torch.randn(2, 6, 16)))  # two rows of padding
-    got = attend(batch, batch.options())
+    got = attend(backend, batch, batch.options())
     assert got[3:].abs().max() == 0
     close(got[:3], PagedBatch.expected(batch, batch.options())[:3])
 
 
-def test_the_cache_may_be_strided_by_pages() -> None:
+def test_the_cache_may_be_strided_by_pages(backend: AttentionBackend) -> None:
     """Pages of keys and values side by side, as where groups share memory."""
     batch = PagedBatch(MIXED, 6, 2, 16)
-    expected = attend(batch, batch.options())
+    expected = attend(backend, batch, batch.options())
     batch.kv_cache = batch.kv_cache.transpose(0, 1).contiguous().transpose(0, 1)
-    assert torch.equal(attend(batch, batch.options()), expected)
+    assert torch.equal(attend(backend, batch, batch.options()), expected)
 
 
-def test_the_metadata_of_another_backend_is_refused() -> None:
+def test_the_metadata_of_another_backend_is_refused(backend: AttentionBackend) -> None:
     batch = PagedBatch([(0, 1)], 6, 2, 16)
     common = common_of(batch)
     plain = AttentionMetadata(
@@ -151,4 +135,4 @@ def test_the_metadata_of_another_backend_is_refused() -> None:
         max_seq_len=common.max_seq_len,
     )
     with pytest.raises(TypeError, match="another backend: AttentionMetadata"):
-        ReferenceAttention().forward(batch.query, batch.kv_cache, plain, batch.options())
+        backend.forward(batch.query, batch.kv_cache, plain, batch.options())

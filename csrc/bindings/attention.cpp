@@ -1,0 +1,80 @@
+#include "attention.h"
+
+#include "bindings/bindings.h"
+
+namespace nb = nanobind;
+
+namespace octavo {
+namespace {
+
+// A layer's fixed numbers; calls add the addresses of a step.
+struct AttentionLayer {
+    int num_heads, num_kv_heads, head_size;
+    float scale, softcap;
+    std::int64_t window, chunk;
+};
+
+struct CacheView {
+    std::uintptr_t data;
+    std::ptrdiff_t half_stride, block_stride;
+    int block_size;
+    bool is_bfloat16;
+};
+
+struct StepView {
+    std::uintptr_t query_start_loc, seq_lens, block_table;
+    std::int64_t num_requests;
+    std::ptrdiff_t table_stride;
+};
+
+template <class T>
+T* address(std::uintptr_t number) {
+    return reinterpret_cast<T*>(number);
+}
+
+void attend(const AttentionLayer& layer, ThreadPool& pool, const StepView& step, const CacheView& cache,
+            std::uintptr_t query, std::uintptr_t out, std::int64_t num_rows, bool is_bfloat16, std::uintptr_t sinks) {
+    const AttentionCall call{.query = address<const void>(query),
+                             .out = address<void>(out),
+                             .cache = address<const void>(cache.data),
+                             .half_stride = cache.half_stride,
+                             .block_stride = cache.block_stride,
+                             .block_table = address<const std::int32_t>(step.block_table),
+                             .table_stride = step.table_stride,
+                             .sinks = address<const float>(sinks),
+                             .block_size = cache.block_size,
+                             .num_heads = layer.num_heads,
+                             .num_kv_heads = layer.num_kv_heads,
+                             .head_size = layer.head_size,
+                             .scale = layer.scale,
+                             .softcap = layer.softcap,
+                             .window = layer.window,
+                             .chunk = layer.chunk};
+    const AttentionStep rows{.query_start_loc = address<const std::int32_t>(step.query_start_loc),
+                             .seq_lens = address<const std::int32_t>(step.seq_lens),
+                             .num_requests = step.num_requests,
+                             .num_rows = num_rows};
+    paged_attention(pool, call, rows, is_bfloat16, cache.is_bfloat16);
+}
+
+}  // namespace
+
+void bind_attention(nb::module_& m) {
+    nb::class_<CacheView>(m, "CacheView", "Where one layer's keys and values lie; strides in elements.")
+        .def(nb::init<std::uintptr_t, std::ptrdiff_t, std::ptrdiff_t, int, bool>(), nb::arg("data"),
+             nb::arg("half_stride"), nb::arg("block_stride"), nb::arg("block_size"), nb::arg("is_bfloat16"));
+    nb::class_<StepView>(m, "StepView", "Who a step's rows are: int32 arrays, which must outlive it.")
+        .def(nb::init<std::uintptr_t, std::uintptr_t, std::uintptr_t, std::int64_t, std::ptrdiff_t>(),
+             nb::arg("query_start_loc"), nb::arg("seq_lens"), nb::arg("block_table"), nb::arg("num_requests"),
+             nb::arg("table_stride"));
+    nb::class_<AttentionLayer>(m, "AttentionLayer", "A layer's fixed numbers; 0 is no softcap, window or chunk.")
+        .def(nb::init<int, int, int, float, float, std::int64_t, std::int64_t>(), nb::arg("num_heads"),
+             nb::arg("num_kv_heads"), nb::arg("head_size"), nb::arg("scale"), nb::arg("softcap"), nb::arg("window"),
+             nb::arg("chunk"))
+        .def("attend", &attend, nb::arg("pool"), nb::arg("step"), nb::arg("cache"), nb::arg("query"), nb::arg("out"),
+             nb::arg("num_rows"), nb::arg("is_bfloat16"), nb::arg("sinks"), nb::call_guard<nb::gil_scoped_release>(),
+             "query, out: addresses of [num_rows, num_heads, head_size], float32 or bfloat16; sinks: of float32\n"
+             "[num_heads], or 0.");
+}
+
+}  // namespace octavo

@@ -1,0 +1,14 @@
+// Each file of this folder adds its part to the Python module; kernels take addresses as integers, for an array protocol
+// costs more than a small kernel. Their callers in octavo/device/ops/native check types, shapes and contiguity.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace octavo {
+
+void bind_runtime(nanobind::module_& m);
+void bind_attention(nanobind::module_& m);
+void bind_elementwise(nanobind::module_& m);
+void bind_linear(nanobind::module_& m);
+
+}  // namespace octavo

@@ -1,0 +1,119 @@
+#include "elementwise.h"
+
+#include <stdexcept>
+
+#include "bindings/bindings.h"
+
+namespace nb = nanobind;
+
+namespace octavo {
+namespace {
+
+using Address = std::uintptr_t;
+
+template <class T = void>
+T* address(Address number) {
+    return reinterpret_cast<T*>(number);
+}
+
+void bound_rms_norm(ThreadPool& pool, Address x, Address residual, Address weight, Address total, Address out,
+                    std::size_t num_rows, std::size_t width, float eps, float weight_offset, bool is_bfloat16) {
+    const NormCall call{address(x), address(residual), address(weight), address(total),
+                        address(out), width, eps, weight_offset};
+    rms_norm(pool, call, num_rows, is_bfloat16);
+}
+
+void bound_gated_activation(ThreadPool& pool, Address projected, Address out, std::size_t num_rows, std::size_t width,
+                            bool is_gelu_tanh, bool is_bfloat16) {
+    const Activation activation = is_gelu_tanh ? Activation::gelu_tanh : Activation::silu;
+    gated_activation(pool, {address(projected), address(out), width, activation}, num_rows, is_bfloat16);
+}
+
+void bound_embedding(ThreadPool& pool, Address token_ids, Address table, Address out, std::size_t num_rows,
+                     std::size_t width, std::int64_t vocab_size, float scale, bool is_bfloat16) {
+    const EmbeddingCall call{address<const std::int64_t>(token_ids), address(table), address(out), width, scale};
+    embedding(pool, call, num_rows, vocab_size, is_bfloat16);
+}
+
+void bound_softcap(ThreadPool& pool, Address numbers, std::size_t count, float cap) {
+    softcap(pool, address<float>(numbers), count, cap);
+}
+
+// How a layer's heads are normed and rotated, and where they are stored; calls add a step's rows.
+struct RopeWriteLayer {
+    RopeWriteLayer(int num_heads, int num_kv_heads, int head_size, int rotary_dim, bool interleaved) {
+        if (head_size > kMaxHeadSize || rotary_dim > head_size || rotary_dim % 2) {
+            throw std::invalid_argument("heads must have at most 1024 entries, and an even number to rotate of these");
+        }
+        call.num_heads = num_heads;
+        call.num_kv_heads = num_kv_heads;
+        call.head_size = head_size;
+        call.rotary_dim = rotary_dim;
+        call.interleaved = interleaved;
+    }
+
+    void set_norm(Address q_weight, Address k_weight, float eps, float weight_offset) {
+        call.q_norm = address(q_weight);
+        call.k_norm = address(k_weight);
+        call.eps = eps;
+        call.weight_offset = weight_offset;
+    }
+
+    void set_table(Address cos_sin, std::int64_t num_positions) {
+        call.cos_sin = address<const float>(cos_sin);
+        call.num_positions = num_positions;
+    }
+
+    void set_cache(Address data, std::ptrdiff_t half_stride, std::ptrdiff_t block_stride, std::int64_t num_blocks,
+                   int block_size, bool is_bfloat16) {
+        call.cache = address(data);
+        call.half_stride = half_stride;
+        call.block_stride = block_stride;
+        call.block_size = block_size;
+        call.num_slots = num_blocks * block_size;
+        cache_is_bfloat16 = is_bfloat16;
+    }
+
+    void run(ThreadPool& pool, Address projected, Address positions, Address slots, Address query, std::size_t num_rows,
+             bool is_bfloat16) const {
+        RopeWriteCall rows = call;
+        rows.projected = address(projected);
+        rows.positions = address<const std::int64_t>(positions);
+        rows.slots = address<const std::int64_t>(slots);
+        rows.query = address(query);
+        rope_write(pool, rows, num_rows, is_bfloat16, cache_is_bfloat16);
+    }
+
+    RopeWriteCall call{};
+    bool cache_is_bfloat16 = false;
+};
+
+}  // namespace
+
+void bind_elementwise(nb::module_& m) {
+    using released = nb::call_guard<nb::gil_scoped_release>;
+    m.def("rms_norm", &bound_rms_norm, nb::arg("pool"), nb::arg("x"), nb::arg("residual"), nb::arg("weight"),
+          nb::arg("total"), nb::arg("out"), nb::arg("num_rows"), nb::arg("width"), nb::arg("eps"),
+          nb::arg("weight_offset"), nb::arg("is_bfloat16"), released(),
+          "Norm of x, or of total = residual + x where residual is not 0; all [num_rows, width], weight [width].");
+    m.def("gated_activation", &bound_gated_activation, nb::arg("pool"), nb::arg("projected"), nb::arg("out"),
+          nb::arg("num_rows"), nb::arg("width"), nb::arg("is_gelu_tanh"), nb::arg("is_bfloat16"), released(),
+          "activation(gate) * up of projected [num_rows, 2 * width]; silu or the tanh form of gelu.");
+    m.def("embedding", &bound_embedding, nb::arg("pool"), nb::arg("token_ids"), nb::arg("table"), nb::arg("out"),
+          nb::arg("num_rows"), nb::arg("width"), nb::arg("vocab_size"), nb::arg("scale"), nb::arg("is_bfloat16"),
+          released(), "Rows of table [vocab_size, width] by int64 id, times scale. Raises IndexError.");
+    m.def("softcap", &bound_softcap, nb::arg("pool"), nb::arg("numbers"), nb::arg("count"), nb::arg("cap"), released(),
+          "Map each float32 z to cap * tanh(z / cap), in place.");
+    nb::class_<RopeWriteLayer>(m, "RopeWriteLayer", "Norms and rotates projected heads and stores keys and values.")
+        .def(nb::init<int, int, int, int, bool>(), nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_size"),
+             nb::arg("rotary_dim"), nb::arg("interleaved"))
+        .def("set_norm", &RopeWriteLayer::set_norm, nb::arg("q_weight"), nb::arg("k_weight"), nb::arg("eps"),
+             nb::arg("weight_offset"))
+        .def("set_table", &RopeWriteLayer::set_table, nb::arg("cos_sin"), nb::arg("num_positions"))
+        .def("set_cache", &RopeWriteLayer::set_cache, nb::arg("data"), nb::arg("half_stride"), nb::arg("block_stride"),
+             nb::arg("num_blocks"), nb::arg("block_size"), nb::arg("is_bfloat16"))
+        .def("run", &RopeWriteLayer::run, nb::arg("pool"), nb::arg("projected"), nb::arg("positions"), nb::arg("slots"),
+             nb::arg("query"), nb::arg("num_rows"), nb::arg("is_bfloat16"), released());
+}
+
+}  // namespace octavo

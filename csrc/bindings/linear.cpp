@@ -1,0 +1,65 @@
+#include "linear.h"
+
+#include <nanobind/stl/string_view.h>
+
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+#include "bindings/bindings.h"
+
+namespace nb = nanobind;
+
+namespace octavo {
+namespace {
+
+NumberType number_type(std::string_view name) {
+    if (name == "float32") return NumberType::float32;
+    if (name == "bfloat16") return NumberType::bfloat16;
+    throw std::invalid_argument("packed linear has no kernels for " + std::string(name));
+}
+
+const void* address(std::uintptr_t number) { return reinterpret_cast<const void*>(number); }
+
+void construct(PackedLinear* self, ThreadPool& pool, std::string_view dtype, std::uintptr_t weight, std::uintptr_t bias,
+               std::size_t num_columns, std::size_t k) {
+    const NumberType type = number_type(dtype);
+    if (num_columns == 0 || k == 0) throw std::invalid_argument("an empty weight matrix cannot be packed");
+    const nb::gil_scoped_release released;
+    new (self) PackedLinear(pool, type, address(weight), address(bias), num_columns, k);
+}
+
+void run(const PackedLinear& self, ThreadPool& pool, std::uintptr_t x, std::size_t num_rows, std::uintptr_t out,
+         bool float32_out) {
+    self.run(pool, address(x), num_rows, float32_out ? NumberType::float32 : self.type(),
+             reinterpret_cast<void*>(out));
+}
+
+void unpack_rows(const PackedLinear& self, ThreadPool& pool, std::uintptr_t ids, std::size_t num_ids,
+                 std::uintptr_t out) {
+    const auto* first = static_cast<const std::int64_t*>(address(ids));
+    for (std::size_t i = 0; i < num_ids; ++i) {
+        if (first[i] < 0 || static_cast<std::size_t>(first[i]) >= self.num_columns()) {
+            throw std::out_of_range("row " + std::to_string(first[i]) + " is not one of " +
+                                    std::to_string(self.num_columns()));
+        }
+    }
+    self.unpack_rows(pool, first, num_ids, reinterpret_cast<void*>(out));
+}
+
+}  // namespace
+
+void bind_linear(nb::module_& m) {
+    using released = nb::call_guard<nb::gil_scoped_release>;
+    nb::class_<PackedLinear>(m, "PackedLinear", "A weight matrix packed for the native linear kernels.")
+        .def("__init__", &construct, nb::arg("pool"), nb::arg("dtype"), nb::arg("weight"), nb::arg("bias"),
+             nb::arg("num_columns"), nb::arg("k"),
+             "Pack `weight` [num_columns, k] and `bias` [num_columns] (address 0: none), float32 or bfloat16.")
+        .def_prop_ro("bytes", &PackedLinear::bytes)
+        .def("run", &run, nb::arg("pool"), nb::arg("x"), nb::arg("num_rows"), nb::arg("out"), nb::arg("float32_out"),
+             released(), "x [num_rows, k] of the weight's dtype -> out [num_rows, num_columns] of that dtype or float32.")
+        .def("unpack_rows", &unpack_rows, nb::arg("pool"), nb::arg("ids"), nb::arg("num_ids"), nb::arg("out"), released(),
+             "Rows of the weight as it was, by int64 number. Raises IndexError for one it does not have.");
+}
+
+}  // namespace octavo

@@ -1,0 +1,41 @@
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings/bindings.h"
+#include "isa.h"
+#include "threads/thread_pool.h"
+
+namespace nb = nanobind;
+
+namespace octavo {
+namespace {
+
+nb::dict counts() {
+    nb::dict result;
+    for (const auto& [name, calls] : kernel_counts()) result[name.c_str()] = calls;
+    return result;
+}
+
+std::vector<int> threads_of_tasks(ThreadPool& pool, std::size_t num_tasks) {
+    std::vector<int> threads(num_tasks, -1);
+    pool.run(num_tasks, [&](std::size_t task, int thread) { threads[task] = thread; });
+    return threads;
+}
+
+}  // namespace
+
+void bind_runtime(nb::module_& m) {
+    m.def("available_isas", &available_isas, "Instruction sets kernels can use here, lowest first.");
+    m.def("active_isa", [] { return std::string(isa_name(active_isa())); }, "The one they use.");
+    m.def("set_isa", &set_isa, nb::arg("name"),
+          "Use `name` (or auto: the highest) from now on in this process. Raises ValueError where it is not available.");
+    m.def("kernel_counts", &counts, "Calls so far of each kernel that ran, by \"kernel.isa\".");
+    nb::class_<ThreadPool>(m, "ThreadPool", "A fixed team of compute threads; the calling thread is one of them.")
+        .def(nb::init<int>(), nb::arg("num_threads"))
+        .def_prop_ro("num_threads", &ThreadPool::num_threads)
+        .def("threads_of_tasks", &threads_of_tasks, nb::arg("num_tasks"), nb::call_guard<nb::gil_scoped_release>(),
+             "Run `num_tasks` tasks that do nothing, and return which thread ran each.");
+}
+
+}  // namespace octavo

@@ -1,0 +1,76 @@
+// Kernels over rows between the projections, as each instruction set gives them. Roundings are those of the ops'
+// references; a row's result depends on that row alone.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace octavo {
+
+// Rows of an op's call that one task computes: [first, last).
+struct Rows {
+    std::size_t first, last;
+};
+
+// x, residual, total, out: [num_rows, width], weight: [width], all of one type. Without a residual, total is not written.
+struct NormCall {
+    const void *x, *residual, *weight;
+    void *total, *out;
+    std::size_t width;
+    float eps, weight_offset;
+};
+
+enum class Activation { silu, gelu_tanh };
+
+// projected: [num_rows, 2 * width], the gates and then what they let through; out: [num_rows, width].
+struct ActivationCall {
+    const void* projected;
+    void* out;
+    std::size_t width;
+    Activation activation;
+};
+
+// table: [vocab_size, width]; out: [num_rows, width]; scale is a value of the table's type.
+struct EmbeddingCall {
+    const std::int64_t* token_ids;
+    const void* table;
+    void* out;
+    std::size_t width;
+    float scale;
+};
+
+// Most entries of a head.
+inline constexpr int kMaxHeadSize = 1024;
+
+// projected: [num_rows, num_heads + 2 * num_kv_heads, head_size]; query: [num_rows, num_heads, head_size].
+// The norms' weights are [head_size] in the rows' type, or both null. Slot -1 is padding and stores nothing.
+struct RopeWriteCall {
+    const void* projected;
+    void* query;
+    const std::int64_t *positions, *slots;     // below num_positions and num_slots
+    std::int64_t num_positions, num_slots;
+    const float* cos_sin;                      // [num_positions, rotary_dim]: cosines, then sines
+    const void *q_norm, *k_norm;
+    void* cache;                               // [2, num_blocks, block_size, num_kv_heads, head_size]
+    std::ptrdiff_t half_stride, block_stride;  // elements
+    int block_size, num_heads, num_kv_heads, head_size, rotary_dim;
+    float eps, weight_offset;
+    bool interleaved;
+};
+
+struct ElementwiseKernels {  // [is bfloat16]
+    void (*rms_norm[2])(const NormCall&, Rows);
+    void (*gated_activation[2])(const ActivationCall&, Rows);
+    void (*embedding[2])(const EmbeddingCall&, Rows);
+    void (*rope_write[2][2])(const RopeWriteCall&, Rows);  // [rows are][cache is]
+    void (*softcap)(float* numbers, std::size_t count, float cap);
+};
+
+namespace generic {
+extern const ElementwiseKernels elementwise_kernels;
+}
+namespace avx2 {
+extern const ElementwiseKernels elementwise_kernels;
+}
+
+}  // namespace octavo

@@ -1,0 +1,53 @@
+// Elementary functions of eight floats: one polynomial each, so that every kernel and every instruction set agrees to
+// the bit. Errors are below two units in the last place where not said otherwise; NaN stays NaN.
+#pragma once
+
+#include "simd/lanes.h"
+
+namespace octavo::OCTAVO_ISA {
+
+// e^x; 0 below -87 (the smallest normal numbers are given up), infinity above 88.72.
+OCTAVO_INLINE Lanes exponential(Lanes x) {
+    const Lanes low = broadcast(-87.0f), high = broadcast(88.72f);
+    const Lanes clamped = smaller(high, larger(low, x));
+    // Adding 1.5 * 2^23 leaves the nearest whole number in the last bits.
+    const Lanes shift = broadcast(12582912.0f);
+    const Lanes shifted = fma(clamped, broadcast(1.44269504088896341f), shift);
+    const Lanes n = shifted - shift;
+    // ln 2 in two parts; the first has so few bits that n times it is exact.
+    const Lanes rest = fma(n, broadcast(2.12194440e-4f), fma(n, broadcast(-0.693359375f), clamped));
+    Lanes p = fma(broadcast(1.9875691500e-4f), rest, broadcast(1.3981999507e-3f));
+    p = fma(p, rest, broadcast(8.3334519073e-3f));
+    p = fma(p, rest, broadcast(4.1665795894e-2f));
+    p = fma(p, rest, broadcast(1.6666665459e-1f));
+    p = fma(p, rest, broadcast(5.0000001201e-1f));
+    p = fma(p, rest * rest, rest) + broadcast(1.0f);
+    const Lanes value = select_less(x, low, zero_lanes(), scale_by_power(p, shifted));
+    return select_less(high, x, broadcast(__builtin_inff()), value);
+}
+
+// x / (1 + e^-t): silu for t = x, the tanh form of gelu for t = 2 sqrt(2/pi) (x + 0.044715 x^3).
+OCTAVO_INLINE Lanes times_sigmoid(Lanes x, Lanes t) {
+    return x / (broadcast(1.0f) + exponential(zero_lanes() - t));
+}
+
+OCTAVO_INLINE Lanes hyperbolic_tangent(Lanes x) {
+    const Lanes z = magnitude(x), one = broadcast(1.0f);
+    const Lanes large = one - broadcast(2.0f) / (exponential(z + z) + one);
+    // Near zero the subtraction would lose what is left.
+    const Lanes square = z * z;
+    Lanes p = fma(broadcast(-5.70498872745e-3f), square, broadcast(2.06390887954e-2f));
+    p = fma(p, square, broadcast(-5.37397155531e-2f));
+    p = fma(p, square, broadcast(1.33314422036e-1f));
+    p = fma(p, square, broadcast(-3.33332819422e-1f));
+    const Lanes small = fma(p * square, z, z);
+    return with_sign_of(select_less(z, broadcast(0.625f), small, large), x);
+}
+
+OCTAVO_INLINE float exponential(float x) {
+    float out[kLanes];
+    store(out, exponential(broadcast(x)));
+    return out[0];
+}
+
+}  // namespace octavo::OCTAVO_ISA

@@ -1,0 +1,130 @@
+// Eight float32 numbers as one value, in each instruction set to the same bit.
+//
+// Kernels in csrc/simd are written once with this type. Each file is compiled once per instruction set, with OCTAVO_ISA
+// naming the namespace, so that no inline function of one set is ever linked into another. For the same reason these
+// files use nothing of the standard library that is a template or inline and not forced into its caller.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#if OCTAVO_ISA_avx2
+#include <immintrin.h>
+#else
+#include <math.h>
+#endif
+
+#define OCTAVO_INLINE inline __attribute__((always_inline))
+
+namespace octavo::OCTAVO_ISA {
+
+OCTAVO_INLINE float as_float(std::uint32_t bits) {
+    float number;
+    std::memcpy(&number, &bits, sizeof number);
+    return number;
+}
+
+OCTAVO_INLINE std::uint32_t as_bits(float number) {
+    std::uint32_t bits;
+    std::memcpy(&bits, &number, sizeof bits);
+    return bits;
+}
+
+OCTAVO_INLINE float from_bfloat16(std::uint16_t number) { return as_float(static_cast<std::uint32_t>(number) << 16); }
+
+// The nearest bfloat16, ties to even; a NaN stays one.
+OCTAVO_INLINE std::uint16_t to_bfloat16(float number) {
+    const std::uint32_t bits = as_bits(number);
+    if ((bits & 0x7fffffff) > 0x7f800000) return static_cast<std::uint16_t>((bits >> 16) | 0x40);
+    return static_cast<std::uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+#if OCTAVO_ISA_avx2
+
+struct F32x8 {
+    __m256 v;
+
+    static OCTAVO_INLINE F32x8 load(const float* p) { return {_mm256_loadu_ps(p)}; }
+    static OCTAVO_INLINE F32x8 broadcast(float x) { return {_mm256_set1_ps(x)}; }
+    static OCTAVO_INLINE F32x8 zero() { return {_mm256_setzero_ps()}; }
+    OCTAVO_INLINE void store(float* p) const { _mm256_storeu_ps(p, v); }
+};
+
+// a * b + c, rounded once.
+OCTAVO_INLINE F32x8 fma(F32x8 a, F32x8 b, F32x8 c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
+OCTAVO_INLINE float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+OCTAVO_INLINE F32x8 operator+(F32x8 a, F32x8 b) { return {_mm256_add_ps(a.v, b.v)}; }
+OCTAVO_INLINE F32x8 operator-(F32x8 a, F32x8 b) { return {_mm256_sub_ps(a.v, b.v)}; }
+OCTAVO_INLINE F32x8 operator*(F32x8 a, F32x8 b) { return {_mm256_mul_ps(a.v, b.v)}; }
+
+// Eight pairs of bfloat16: the first, or the second, of each as float32.
+OCTAVO_INLINE F32x8 first_of_pairs(const std::uint16_t* pairs) {
+    const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(pairs));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(both, 16))};
+}
+OCTAVO_INLINE F32x8 second_of_pairs(const std::uint16_t* pairs) {
+    const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(pairs));
+    return {_mm256_castsi256_ps(_mm256_and_si256(both, _mm256_set1_epi32(static_cast<int>(0xffff0000))))};
+}
+
+// Eight consecutive bfloat16 as float32.
+OCTAVO_INLINE F32x8 load_bfloat16(const std::uint16_t* p) {
+    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(wide, 16))};
+}
+
+#else
+
+struct F32x8 {
+    float v[8];
+
+    static OCTAVO_INLINE F32x8 load(const float* p) {
+        F32x8 x;
+        for (int i = 0; i < 8; ++i) x.v[i] = p[i];
+        return x;
+    }
+    static OCTAVO_INLINE F32x8 broadcast(float number) {
+        F32x8 x;
+        for (float& lane : x.v) lane = number;
+        return x;
+    }
+    static OCTAVO_INLINE F32x8 zero() { return broadcast(0.0f); }
+    OCTAVO_INLINE void store(float* p) const {
+        for (int i = 0; i < 8; ++i) p[i] = v[i];
+    }
+};
+
+OCTAVO_INLINE float fma(float a, float b, float c) { return ::fmaf(a, b, c); }
+OCTAVO_INLINE F32x8 fma(F32x8 a, F32x8 b, F32x8 c) {
+    for (int i = 0; i < 8; ++i) c.v[i] = fma(a.v[i], b.v[i], c.v[i]);
+    return c;
+}
+OCTAVO_INLINE F32x8 operator+(F32x8 a, F32x8 b) {
+    for (int i = 0; i < 8; ++i) a.v[i] += b.v[i];
+    return a;
+}
+OCTAVO_INLINE F32x8 operator-(F32x8 a, F32x8 b) {
+    for (int i = 0; i < 8; ++i) a.v[i] -= b.v[i];
+    return a;
+}
+OCTAVO_INLINE F32x8 operator*(F32x8 a, F32x8 b) {
+    for (int i = 0; i < 8; ++i) a.v[i] *= b.v[i];
+    return a;
+}
+
+OCTAVO_INLINE F32x8 first_of_pairs(const std::uint16_t* pairs) {
+    F32x8 x;
+    for (int i = 0; i < 8; ++i) x.v[i] = from_bfloat16(pairs[2 * i]);
+    return x;
+}
+OCTAVO_INLINE F32x8 second_of_pairs(const std::uint16_t* pairs) { return first_of_pairs(pairs + 1); }
+OCTAVO_INLINE F32x8 load_bfloat16(const std::uint16_t* p) {
+    F32x8 x;
+    for (int i = 0; i < 8; ++i) x.v[i] = from_bfloat16(p[i]);
+    return x;
+}
+
+#endif
+
+}  // namespace octavo::OCTAVO_ISA

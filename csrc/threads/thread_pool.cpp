@@ -1,0 +1,158 @@
+#include "threads/thread_pool.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <chrono>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#if defined(__linux__)
+#include <sched.h>
+#endif
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace octavo {
+namespace {
+
+// Long enough to bridge the time between two kernels of a step, short enough that an idle engine costs nothing.
+constexpr std::chrono::microseconds kSpin{100};
+constexpr int kPausesPerLook = 32;
+
+void relax() {
+#if defined(__x86_64__)
+    _mm_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+int usable_cpus() {
+#if defined(__linux__)
+    cpu_set_t cpus;
+    if (sched_getaffinity(0, sizeof cpus, &cpus) == 0) return CPU_COUNT(&cpus);
+#endif
+    return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+}
+
+// Spins while `number` equals `value`, then sleeps until it does not.
+void wait_while(const std::atomic<std::uint32_t>& number, std::uint32_t value, bool spin) {
+    const auto end = std::chrono::steady_clock::now() + kSpin;
+    while (spin && std::chrono::steady_clock::now() < end) {
+        for (int i = 0; i < kPausesPerLook; ++i) {
+            if (number.load(std::memory_order_acquire) != value) return;
+            relax();
+        }
+    }
+    number.wait(value, std::memory_order_acquire);
+}
+
+std::atomic<unsigned> forks{0};
+
+void count_forks() {
+    static const int registered = pthread_atfork(nullptr, nullptr, [] { forks.fetch_add(1); });
+    (void)registered;
+}
+
+}  // namespace
+
+// The threads of one process. `waiting_` is the number of tasks nobody has taken: who lowers it by one owns a task,
+// and the job cannot change before that task is finished, so a thread that comes late finds the next job or none.
+class ThreadPool::Team {
+public:
+    explicit Team(int num_threads) : generation(forks.load()), spin_(num_threads <= usable_cpus()) {
+        for (int thread = 1; thread < num_threads; ++thread) {
+            threads_.emplace_back([this, thread] { serve(thread); });
+        }
+    }
+
+    ~Team() {
+        waiting_.store(kStop, std::memory_order_release);
+        waiting_.notify_all();
+        for (std::thread& thread : threads_) thread.join();
+    }
+
+    void run(std::uint32_t num_tasks, Invoke invoke, void* context) {
+        const std::lock_guard lock(one_job_);
+        invoke_ = invoke;
+        context_ = context;
+        num_tasks_ = num_tasks;
+        unfinished_.store(num_tasks, std::memory_order_relaxed);
+        waiting_.store(num_tasks, std::memory_order_release);
+        waiting_.notify_all();
+        work(0);
+        std::uint32_t left;
+        while ((left = unfinished_.load(std::memory_order_acquire)) != 0) wait_while(unfinished_, left, spin_);
+    }
+
+    const unsigned generation;
+
+private:
+    static constexpr std::uint32_t kStop = UINT32_MAX;
+
+    void serve(int thread) {
+        for (;;) {
+            wait_while(waiting_, 0, spin_);
+            if (waiting_.load(std::memory_order_acquire) == kStop) return;
+            work(thread);
+        }
+    }
+
+    void work(int thread) {
+        std::uint32_t left = waiting_.load(std::memory_order_acquire);
+        while (left != 0 && left != kStop) {
+            if (!waiting_.compare_exchange_weak(left, left - 1, std::memory_order_acq_rel)) continue;
+            invoke_(context_, num_tasks_ - left, thread);
+            if (unfinished_.fetch_sub(1, std::memory_order_acq_rel) == 1) unfinished_.notify_all();
+            left = waiting_.load(std::memory_order_acquire);
+        }
+    }
+
+    std::mutex one_job_;
+    Invoke invoke_ = nullptr;
+    void* context_ = nullptr;
+    std::uint32_t num_tasks_ = 0;
+    // Apart, for one is written when a task is taken and the other when it is done.
+    alignas(64) std::atomic<std::uint32_t> waiting_{0};
+    alignas(64) std::atomic<std::uint32_t> unfinished_{0};
+    const bool spin_;
+    std::vector<std::thread> threads_;
+};
+
+ThreadPool::ThreadPool(int num_threads) : num_threads_(num_threads), team_(nullptr) {
+    if (num_threads < 1) throw std::invalid_argument("a thread pool needs at least one thread");
+    count_forks();
+    team_ = new Team(num_threads);
+}
+
+ThreadPool::~ThreadPool() {
+    Team* team = team_.load();
+    // Threads of the parent process cannot be joined here, nor their locks trusted: that team is left as it is.
+    if (team->generation == forks.load()) delete team;
+}
+
+ThreadPool::Team& ThreadPool::team() {
+    Team* team = team_.load();
+    if (team->generation == forks.load()) return *team;
+    Team* fresh = new Team(num_threads_);
+    if (team_.compare_exchange_strong(team, fresh)) return *fresh;
+    delete fresh;
+    return *team;
+}
+
+void ThreadPool::run_erased(std::size_t num_tasks, Invoke invoke, void* context) {
+    if (num_threads_ == 1 || num_tasks <= 1) {
+        for (std::size_t index = 0; index < num_tasks; ++index) invoke(context, index, 0);
+        return;
+    }
+    // A job's number of tasks has 32 bits, less the mark that stops the team.
+    constexpr std::size_t kMostTasks = UINT32_MAX - 1;
+    if (num_tasks > kMostTasks) throw std::length_error("too many tasks for one job");
+    team().run(static_cast<std::uint32_t>(num_tasks), invoke, context);
+}
+
+}  // namespace octavo

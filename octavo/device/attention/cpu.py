@@ -1,0 +1,65 @@
+"""Attention by native kernels: a row's output is the same to the bit in any batch, chunking and thread count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from octavo.device.attention.backend import Support
+from octavo.device.attention.metadata import AttentionMetadata, CommonMetadata
+from octavo.device.ops.native.context import NativeContext
+from octavo.device.ops.native.paged_attention import NativeStep, attend
+from octavo.device.ops.paged_attention import AttentionOptions
+from octavo.words.kv_cache_spec import AttentionSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuMetadata(AttentionMetadata):
+    """The step's int32 arrays as the kernels take them, by address."""
+
+    step: NativeStep
+
+
+class CpuAttention:
+    """The native backend; ``native`` has the library and the threads it runs on."""
+
+    name = "cpu"
+    support = Support(
+        devices=("cpu",),
+        dtypes=("float32", "bfloat16"),
+        kv_cache_dtypes=("float32", "bfloat16"),
+        head_size_multiple=8,
+        needs_native=True,
+    )
+    preferred_block_sizes = (32, 16, 64)
+
+    def __init__(self, native: NativeContext) -> None:
+        self._native = native
+
+    def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_size: int) -> tuple[int, ...]:
+        return (2, num_blocks, block_size, num_kv_heads, head_size)
+
+    def build_metadata(self, common: CommonMetadata, spec: AttentionSpec) -> CpuMetadata:
+        return CpuMetadata(
+            query_start_loc=common.query_start_loc,
+            seq_lens=common.seq_lens,
+            block_table=common.block_table,
+            slot_mapping=common.slot_mapping,
+            block_size=common.block_size,
+            max_query_len=common.max_query_len,
+            max_seq_len=common.max_seq_len,
+            step=NativeStep(self._native, common.query_start_loc, common.seq_lens, common.block_table),
+        )
+
+    def forward(
+        self,
+        query: Tensor,
+        kv_cache: Tensor,
+        metadata: AttentionMetadata,
+        options: AttentionOptions,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        if not isinstance(metadata, CpuMetadata):
+            raise TypeError(f"cpu attention was handed the metadata of another backend: {type(metadata).__name__}")
+        return attend(self._native, query, kv_cache, metadata.step, options, sinks)

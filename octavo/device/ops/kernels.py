@@ -1,0 +1,56 @@
+"""The vocabulary as one value: what models call, whichever backend computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+from octavo.device.ops.native.context import open_native
+from octavo.device.ops.table import OPS
+from octavo.util.lazy import resolve
+
+Op = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """One callable per op of ``ops/table.py``, each with the contract of its reference.
+
+    ``backend`` is the table's name of those asked for; ``missing`` names the ops it has no kernel for, which the
+    reference serves. ``native`` is what native kernels run on (None for the reference): a backend's weight formats
+    and its attention need it too.
+    """
+
+    add_rms_norm: Op
+    embedding: Op
+    gate_up_activation: Op
+    linear: Op
+    lm_head: Op
+    paged_attention: Op
+    qkv_rope_write: Op
+    rms_norm: Op
+    rope: Op
+    backend: str
+    missing: frozenset[str] = frozenset()
+    native: Any = None
+
+
+OP_NAMES = tuple(field.name for field in fields(Kernels) if field.name in OPS)
+
+
+def load_kernels(backend: str, num_threads: int = 1, isa: str = "auto") -> Kernels:
+    """The kernels of a backend: "reference", or "native" on ``num_threads`` own threads and instruction set ``isa``.
+
+    An entry of the table names the op itself for the reference, and for another backend a function that takes the
+    NativeContext and returns the op. Raises ConfigError where the backend cannot be had.
+    """
+    reference = {name: resolve(OPS[name]["reference"]) for name in OP_NAMES}
+    if backend == "reference":
+        return Kernels(**reference, backend=backend)
+    native = open_native(num_threads, isa)
+    own = {name: resolve(OPS[name][backend])(native) for name in OP_NAMES if backend in OPS[name]}
+    return Kernels(**(reference | own), backend=backend, missing=frozenset(OP_NAMES) - own.keys(), native=native)
+
+
+REFERENCE_KERNELS = load_kernels("reference")

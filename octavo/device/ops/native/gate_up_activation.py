@@ -1,0 +1,27 @@
+"""gate_up_activation: a projection, and a native kernel for activation and product."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from octavo.device.ops.gate_up_activation import ACTIVATIONS
+from octavo.device.ops.linear import LinearWeight
+from octavo.device.ops.native.context import NativeContext
+from octavo.device.ops.native.dtypes import is_bfloat16
+
+
+def gate_up_activation(native: NativeContext) -> Callable[..., Tensor]:
+    """The op with the contract of ``ops/gate_up_activation``."""
+    kernel, pool = native.library.gated_activation, native.pool
+
+    def gate_up_activation(x: Tensor, weight: LinearWeight, activation: str) -> Tensor:
+        assert activation in ACTIVATIONS
+        projected = weight.project(x).contiguous()
+        rows, width = len(x), projected.shape[1] // 2
+        out, half = projected.new_empty(rows, width), is_bfloat16(projected.dtype)
+        kernel(pool, projected.data_ptr(), out.data_ptr(), rows, width, activation == "gelu_pytorch_tanh", half)
+        return out
+
+    return gate_up_activation

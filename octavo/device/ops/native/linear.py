@@ -1,0 +1,84 @@
+"""Native linear and lm_head: weights packed once, results bitwise the same in any batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octavo.device.ops.linear import DenseWeight, LinearWeight
+from octavo.device.ops.linear import linear as reference_linear
+from octavo.device.ops.lm_head import lm_head as reference_lm_head
+from octavo.device.ops.native.context import NativeContext
+
+PACKED_DTYPES = (torch.float32, torch.bfloat16)
+_DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+
+
+class PackedWeight:
+    """A dense weight (and bias) in the library's own layout; the tensors it was made from are not kept."""
+
+    def __init__(self, native: NativeContext, weight: Tensor, bias: Tensor | None = None) -> None:
+        """weight: [out_features, in_features], bias: [out_features] or None; one dtype of ``PACKED_DTYPES``."""
+        self.out_features, self.in_features = weight.shape
+        self.dtype = weight.dtype
+        weight = weight.contiguous()
+        bias = None if bias is None else bias.to(weight.dtype).contiguous()
+        self._pool = native.pool
+        self._packed: Any = native.library.PackedLinear(
+            native.pool,
+            _DTYPE_NAMES[weight.dtype],
+            weight.data_ptr(),
+            0 if bias is None else bias.data_ptr(),
+            self.out_features,
+            self.in_features,
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Memory the packed weight holds."""
+        return self._packed.bytes
+
+    def project(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        if x.dtype != self.dtype or x.shape[-1] != self.in_features:
+            raise TypeError(f"rows of {self.in_features} {self.dtype} are asked, not {list(x.shape)} {x.dtype}")
+        x = x.contiguous()
+        out = torch.empty(*x.shape[:-1], self.out_features, dtype=dtype or self.dtype)
+        num_rows = x.numel() // self.in_features
+        self._packed.run(self._pool, x.data_ptr(), num_rows, out.data_ptr(), out.dtype == torch.float32)
+        return out
+
+    def rows(self, ids: Tensor) -> Tensor:
+        """ids: [T] int64 below out_features -> those rows of the weight as it was, [T, in_features]."""
+        ids = ids.contiguous()
+        out = torch.empty(ids.numel(), self.in_features, dtype=self.dtype)
+        self._packed.unpack_rows(self._pool, ids.data_ptr(), ids.numel(), out.data_ptr())
+        return out
+
+
+def linear(native: NativeContext) -> Callable[..., Tensor]:
+    """The op on weights packed for ``native``; a dense weight is packed for the one call."""
+
+    def native_linear(x: Tensor, weight: LinearWeight) -> Tensor:
+        return reference_linear(x, packed(native, weight))
+
+    return native_linear
+
+
+def lm_head(native: NativeContext) -> Callable[..., Tensor]:
+    """As ``linear``."""
+
+    def native_lm_head(hidden: Tensor, weight: LinearWeight, softcap: float | None = None) -> Tensor:
+        logits = reference_lm_head(hidden, packed(native, weight))
+        if softcap is not None:
+            native.library.softcap(native.pool, logits.data_ptr(), logits.numel(), softcap)
+        return logits
+
+    return native_lm_head
+
+
+def packed(native: NativeContext, weight: LinearWeight) -> LinearWeight:
+    """Return ``weight`` as the kernels read it: itself, unless it is dense."""
+    return PackedWeight(native, weight.weight, weight.bias) if isinstance(weight, DenseWeight) else weight

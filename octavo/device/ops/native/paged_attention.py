@@ -1,0 +1,74 @@
+"""paged_attention by native kernels; outputs do not depend on the batch, to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octavo.device.ops.native.context import NativeContext
+from octavo.device.ops.native.dtypes import is_bfloat16
+from octavo.device.ops.native.qkv_rope_write import cache_strides
+from octavo.device.ops.paged_attention import AttentionOptions, WorkList
+
+
+class NativeStep:
+    """A step's rows as native attention reads them, made once for all layers of a KV group; keeps its arrays alive.
+
+    query_start_loc: [R + 1], seq_lens: [R] and block_table: [R, max_blocks], int32 on the host.
+    """
+
+    def __init__(self, native: NativeContext, query_start_loc: Tensor, seq_lens: Tensor, block_table: Tensor) -> None:
+        self._arrays = tuple(array.contiguous() for array in (query_start_loc, seq_lens, block_table))
+        assert all(array.dtype == torch.int32 for array in self._arrays)
+        addresses = (array.data_ptr() for array in self._arrays)
+        self.view: Any = native.library.StepView(*addresses, len(seq_lens), self._arrays[2].shape[1])
+
+
+def attend(
+    native: NativeContext,
+    query: Tensor,
+    kv_cache: Tensor,
+    step: NativeStep,
+    options: AttentionOptions,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """As ``ops/paged_attention``; head sizes are multiples of 8, query and cache are float32 or bfloat16 each."""
+    query, out = query.contiguous(), torch.empty(query.shape, dtype=query.dtype)
+    layer = native.library.AttentionLayer(
+        options.num_heads,
+        options.num_kv_heads,
+        options.head_size,
+        options.scale,
+        options.softcap or 0.0,
+        options.sliding_window or 0,
+        options.chunk_size or 0,
+    )
+    strides, block_size = cache_strides(kv_cache), kv_cache.shape[2]
+    cache = native.library.CacheView(kv_cache.data_ptr(), *strides, block_size, is_bfloat16(kv_cache.dtype))
+    logits = None if sinks is None else sinks.float().contiguous()
+    layer.attend(
+        native.pool,
+        step.view,
+        cache,
+        query.data_ptr(),
+        out.data_ptr(),
+        len(query),
+        is_bfloat16(query.dtype),
+        0 if logits is None else logits.data_ptr(),
+    )
+    return out
+
+
+def paged_attention(native: NativeContext) -> Callable[..., Tensor]:
+    """The op with the contract of ``ops/paged_attention``."""
+
+    def paged_attention(
+        query: Tensor, kv_cache: Tensor, work: WorkList, options: AttentionOptions, sinks: Tensor | None = None
+    ) -> Tensor:
+        step = NativeStep(native, work.query_start_loc, work.seq_lens, work.block_table)
+        return attend(native, query, kv_cache, step, options, sinks)
+
+    return paged_attention

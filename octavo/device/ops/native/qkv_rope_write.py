@@ -1,0 +1,63 @@
+"""qkv_rope_write: a projection, and a native kernel for norms, rotation and the write to the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octavo.device.ops.linear import LinearWeight
+from octavo.device.ops.native.context import NativeContext
+from octavo.device.ops.native.dtypes import is_bfloat16
+from octavo.device.ops.qkv_rope_write import HeadNorm
+from octavo.device.ops.rope import RopeTable
+
+
+def qkv_rope_write(native: NativeContext) -> Callable[..., Tensor]:
+    """The op with the contract of ``ops/qkv_rope_write``; the cache is float32 or bfloat16."""
+
+    def qkv_rope_write(
+        x: Tensor,
+        weight: LinearWeight,
+        positions: Tensor,
+        table: RopeTable,
+        kv_cache: Tensor,
+        slot_mapping: Tensor,
+        norm: HeadNorm | None = None,
+    ) -> Tensor:
+        projected = weight.project(x).contiguous()
+        num_kv_heads, head_size = kv_cache.shape[3:]
+        num_heads = projected.shape[1] // head_size - 2 * num_kv_heads
+        assert positions.dtype == slot_mapping.dtype == torch.int64
+        assert len(positions) == len(slot_mapping) == len(x)
+        positions, slot_mapping = positions.contiguous(), slot_mapping.contiguous()
+        layer = _layer(native, num_heads, table, kv_cache, norm)
+        query = projected.new_empty(len(x), num_heads, head_size)
+        addresses = (projected.data_ptr(), positions.data_ptr(), slot_mapping.data_ptr(), query.data_ptr())
+        layer.run(native.pool, *addresses, len(x), is_bfloat16(projected.dtype))
+        return query
+
+    return qkv_rope_write
+
+
+def _layer(native: NativeContext, num_heads: int, table: RopeTable, kv_cache: Tensor, norm: HeadNorm | None) -> Any:
+    num_blocks, block_size, num_kv_heads, head_size = kv_cache.shape[1:]
+    num_positions, rotary_dim = table.cos_sin.shape
+    assert table.cos_sin.dtype == torch.float32 and table.cos_sin.is_contiguous()
+    layer = native.library.RopeWriteLayer(num_heads, num_kv_heads, head_size, rotary_dim, table.interleaved)
+    layer.set_table(table.cos_sin.data_ptr(), num_positions)
+    strides = cache_strides(kv_cache)
+    layer.set_cache(kv_cache.data_ptr(), *strides, num_blocks, block_size, is_bfloat16(kv_cache.dtype))
+    if norm is not None:
+        layer.set_norm(norm.q_weight.data_ptr(), norm.k_weight.data_ptr(), norm.eps, norm.weight_offset)
+    return layer
+
+
+def cache_strides(kv_cache: Tensor) -> tuple[int, int]:
+    """Elements from keys to values and from block to block; a block itself must be contiguous."""
+    half, block, *inner = kv_cache.stride()
+    num_kv_heads, head_size = kv_cache.shape[3:]
+    assert inner == [num_kv_heads * head_size, head_size, 1], "a block of the cache must be contiguous"
+    return half, block

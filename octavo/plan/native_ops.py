@@ -1,0 +1,32 @@
+"""What the planner knows about the ops of the device plane, which it cannot import; a test compares the two."""
+
+from __future__ import annotations
+
+MODEL_OPS = frozenset(
+    {
+        "add_rms_norm",
+        "embedding",
+        "gate_up_activation",
+        "linear",
+        "lm_head",
+        "paged_attention",
+        "qkv_rope_write",
+        "rms_norm",
+    }
+)
+"""The ops that models call."""
+
+NATIVE_OPS = MODEL_OPS
+"""Those with a native kernel."""
+
+NATIVE_DTYPES = ("float32", "bfloat16")
+"""Types of weights and activations that native kernels take."""
+
+NATIVE_HEAD_SIZE_MULTIPLE = 8
+"""Head sizes that native attention takes."""
+
+NATIVE_ISAS: dict[str, frozenset[str]] = {
+    "generic": frozenset(),
+    "avx2": frozenset({"avx2", "fma", "f16c"}),
+}
+"""Instruction sets that native kernels are compiled for, lowest first, and what a CPU must have for each."""

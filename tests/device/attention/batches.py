@@ -1,0 +1,42 @@
+"""Paged batches through a backend's seam, for the tests of backends."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.device.attention.backend import AttentionBackend
+from octavo.device.attention.metadata import CommonMetadata
+from octavo.device.ops.paged_attention import AttentionOptions
+from octavo.words.kv_cache_spec import FullAttentionSpec
+from tests.device.ops.naive import PagedBatch
+
+MIXED = [(0, 11), (37, 1), (0, 1), (18, 6), (3, 1)]
+"""(tokens before, tokens of this step) of requests that a step may well have together."""
+
+
+def common_of(batch: PagedBatch) -> CommonMetadata:
+    starts = np.cumsum([0, *(new for _, new in batch.lengths)], dtype=np.int32)
+    seq_lens = np.array([before + new for before, new in batch.lengths], dtype=np.int32)
+    return CommonMetadata(
+        query_start_loc=torch.from_numpy(starts),
+        seq_lens=torch.from_numpy(seq_lens),
+        block_table=batch.block_table,
+        slot_mapping=torch.zeros(int(starts[-1]), dtype=torch.int64),
+        query_start_loc_host=starts,
+        seq_lens_host=seq_lens,
+        block_size=batch.block_size,
+        max_query_len=max((new for _, new in batch.lengths), default=0),
+        max_seq_len=int(seq_lens.max(initial=0)),
+    )
+
+
+def attend(
+    backend: AttentionBackend, batch: PagedBatch, options: AttentionOptions, sinks: Tensor | None = None
+) -> Tensor:
+    spec = FullAttentionSpec(
+        block_size=batch.block_size, num_kv_heads=batch.num_kv_heads, head_size=batch.head_size, dtype="float32"
+    )
+    metadata = backend.build_metadata(common_of(batch), spec)
+    return backend.forward(batch.query, batch.kv_cache, metadata, options, sinks)

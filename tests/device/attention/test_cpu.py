@@ -1,0 +1,149 @@
+"""Native attention does not move by a bit: not with batch, chunks, threads, blocks or instruction set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from octavo.device.attention.cpu import CpuAttention
+from octavo.device.ops.native.context import open_native
+from octavo.device.ops.paged_attention import AttentionOptions
+from tests.device.attention.batches import attend
+from tests.device.ops.naive import PagedBatch
+
+native = pytest.importorskip("octavo._native", reason="built without the native module")
+
+FEATURES: tuple[dict[str, Any], ...] = (
+    {},
+    {"sliding_window": 100},
+    {"chunk_size": 90},
+    {"softcap": 5.0},
+)
+LENGTH = 150
+"""Tokens of the request under test: more than two tiles of keys."""
+
+SHAPES = ((9, 3, 64), (7, 1, 80), (4, 1, 256))
+"""(query heads, KV heads, head size): SmolLM2, an odd group with an odd size, Gemma 3."""
+
+
+@pytest.fixture(autouse=True)
+def _highest_instruction_set() -> Iterator[None]:
+    torch.set_num_threads(1)
+    yield
+    native.set_isa("auto")
+
+
+def backend(num_threads: int = 2, isa: str = "auto") -> CpuAttention:
+    return CpuAttention(open_native(num_threads, isa))
+
+
+def calls() -> int:
+    return sum(count for name, count in native.kernel_counts().items() if name.startswith("paged_attention."))
+
+
+def part_of(whole: PagedBatch, request: int, start: int, stop: int) -> PagedBatch:
+    """Rows start .. stop of one request of a batch whose requests have no tokens before the step, in the same cache."""
+    first_row = sum(new for _, new in whole.lengths[:request])
+    part = PagedBatch([(start, stop - start)], whole.num_heads, whole.num_kv_heads, whole.head_size, whole.dtype)
+    part.kv_cache, part.block_table = whole.kv_cache, whole.block_table[request : request + 1]
+    part.block_size = whole.block_size
+    part.query = whole.query[first_row + start : first_row + stop]
+    return part
+
+
+def in_chunks(whole: PagedBatch, request: int, length: int, size: int, options: AttentionOptions) -> Tensor:
+    parts = [part_of(whole, request, at, min(at + size, length)) for at in range(0, length, size)]
+    chunked = backend()
+    return torch.cat([attend(chunked, part, options) for part in parts])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("features", FEATURES, ids=str)
+def test_a_request_alone_is_bitwise_the_same_as_among_others_and_in_chunks(
+    features: dict[str, Any], dtype: torch.dtype
+) -> None:
+    before = calls()
+    for num_heads, num_kv_heads, head_size in SHAPES:
+        mates = [(0, 3 + 7 * i) for i in range(15)]
+        batch = PagedBatch([*mates[:9], (0, LENGTH), *mates[9:]], num_heads, num_kv_heads, head_size, dtype, 16)
+        options = batch.options(**features)
+        first_row = sum(new for _, new in mates[:9])
+        together = attend(backend(), batch, options)[first_row : first_row + LENGTH]
+        alone = attend(backend(), part_of(batch, 9, 0, LENGTH), options)
+        assert torch.equal(alone, together)
+        for size in (1, 7, 16):
+            assert torch.equal(in_chunks(batch, 9, LENGTH, size, options), together)
+    assert calls() - before >= len(SHAPES) * (2 + LENGTH)
+
+
+@pytest.mark.parametrize("features", FEATURES, ids=str)
+def test_threads_and_block_sizes_change_no_bit(features: dict[str, Any]) -> None:
+    lengths = [(0, 70), (200, 1), (1100, 1), (530, 9), (0, 1)]
+    results = []
+    for block_size in (16, 32, 64):
+        batch = PagedBatch(lengths, 9, 3, 64, block_size=block_size)
+        sinks = torch.linspace(-1, 1, 9)
+        results += [attend(backend(n), batch, batch.options(**features), sinks) for n in (1, 2, 8)]
+    for result in results[1:]:
+        assert torch.equal(result, results[0])
+
+
+def test_keys_read_by_several_threads_are_put_together_in_order() -> None:
+    """One decoding request of a long context: its keys are split over threads, at fixed positions."""
+    batch = PagedBatch([(1500, 1)], 4, 1, 64, block_size=32)
+    sinks = torch.linspace(-1, 1, 4)
+    for features in ({}, {"sliding_window": 700}, {"sliding_window": 3}, {"softcap": 2.0}):
+        options = batch.options(**features)
+        alone = attend(backend(num_threads=1), batch, options, sinks)
+        before = native.kernel_counts().get("paged_attention_split.avx2", 0)
+        assert torch.equal(attend(backend(num_threads=2), batch, options, sinks), alone)
+        if features != {"sliding_window": 3} and native.active_isa() == "avx2":
+            assert native.kernel_counts()["paged_attention_split.avx2"] == before + 1
+        torch.testing.assert_close(alone.double(), batch.expected(options, sinks), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("isa", [isa for isa in native.available_isas() if isa != "generic"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_instruction_sets_agree_to_the_bit(dtype: torch.dtype, isa: str) -> None:
+    batch = PagedBatch([(0, 75), (600, 1), (62, 5)], 6, 2, 40, dtype=dtype, block_size=16)
+    sinks = torch.linspace(-1, 1, 6)
+    for features in FEATURES:
+        options = batch.options(**features)
+        generic = attend(backend(isa="generic"), batch, options, sinks)
+        before = native.kernel_counts().get(f"paged_attention.{isa}", 0)
+        assert torch.equal(attend(backend(isa=isa), batch, options, sinks), generic)
+        assert native.kernel_counts()[f"paged_attention.{isa}"] == before + 1
+
+
+def test_what_a_row_may_not_see_cannot_reach_it() -> None:
+    """Infinite keys and values at a request's last position leave its earlier rows of the same step alone."""
+    batch = PagedBatch([(0, 70)], 6, 2, 64)
+    expected = attend(backend(), batch, batch.options())
+    last = batch.block_table[0, 69 // 8]
+    batch.kv_cache[:, last, 69 % 8] = float("inf")
+    got = attend(backend(), batch, batch.options())
+    assert torch.equal(got[:69], expected[:69])
+    assert got[69].isnan().all()
+
+
+def test_query_and_cache_may_have_different_types() -> None:
+    wide = PagedBatch([(0, 9), (70, 1)], 6, 2, 64)
+    wide.kv_cache = wide.kv_cache.bfloat16()
+    widened = PagedBatch([(0, 9), (70, 1)], 6, 2, 64)
+    widened.kv_cache = wide.kv_cache.float()
+    expected = attend(backend(), widened, widened.options())
+    assert torch.equal(attend(backend(), wide, wide.options()), expected)
+    wide.query = wide.query.bfloat16()
+    widened.query = wide.query.float()
+    rounded = attend(backend(), widened, widened.options()).bfloat16()
+    assert torch.equal(attend(backend(), wide, wide.options()), rounded)
+
+
+def test_more_query_heads_than_a_task_holds_are_divided() -> None:
+    batch = PagedBatch([(0, 3), (20, 1)], 142, 2, 16)
+    got, expected = attend(backend(), batch, batch.options()), batch.expected(batch.options())
+    torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)

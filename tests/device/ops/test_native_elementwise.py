@@ -1,0 +1,152 @@
+"""Native kernels between the projections: a row's bits depend on that row alone, not on threads or instruction set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from octavo.device.ops.kernels import Kernels, load_kernels
+from octavo.device.ops.linear import DenseWeight
+from octavo.device.ops.qkv_rope_write import HeadNorm
+from octavo.device.ops.rope import RopeTable
+from octavo.words.errors import UnsupportedError
+
+native = pytest.importorskip("octavo._native", reason="built without the native module")
+
+ROWS = 70
+WIDTHS = (1, 8, 100, 576)
+DTYPES = (torch.float32, torch.bfloat16)
+
+Op = Callable[[Kernels, slice], list[Tensor]]
+
+
+class Given(DenseWeight):
+    """A projection that returns what it was given, so that only what follows it is tested."""
+
+    def project(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        return x
+
+
+NOTHING = Given(torch.empty(0))
+
+
+@pytest.fixture(autouse=True)
+def _highest_instruction_set() -> Iterator[None]:
+    torch.set_num_threads(1)
+    yield
+    native.set_isa("auto")
+
+
+def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * 3).to(dtype)
+
+
+def add_rms_norm(dtype: torch.dtype, width: int) -> Op:
+    x, residual, weight = (random(ROWS, width, dtype=dtype, seed=seed) for seed in range(3))
+    return lambda kernels, rows: list(kernels.add_rms_norm(x[rows], residual[rows], weight[0], 1e-6, 1.0))
+
+
+def rms_norm(dtype: torch.dtype, width: int) -> Op:
+    x, weight = random(ROWS, width, dtype=dtype), random(width, dtype=dtype, seed=1)
+    return lambda kernels, rows: [kernels.rms_norm(x[rows], weight, 1e-6)]
+
+
+def silu(dtype: torch.dtype, width: int) -> Op:
+    x = random(ROWS, 2 * width, dtype=dtype)
+    return lambda kernels, rows: [kernels.gate_up_activation(x[rows], NOTHING, "silu")]
+
+
+def gelu(dtype: torch.dtype, width: int) -> Op:
+    x = random(ROWS, 2 * width, dtype=dtype)
+    return lambda kernels, rows: [kernels.gate_up_activation(x[rows], NOTHING, "gelu_pytorch_tanh")]
+
+
+def embedding(dtype: torch.dtype, width: int) -> Op:
+    table, ids = DenseWeight(random(200, width, dtype=dtype)), torch.arange(ROWS) * 31 % 200
+    return lambda kernels, rows: [kernels.embedding(ids[rows], table, 5.1)]
+
+
+def qkv_rope_write(dtype: torch.dtype, width: int) -> Op:
+    """Three query heads and one KV head; halves and neighbours, with and without norms, a cache of the other type."""
+    width = min(width, 100)
+    head_size = 2 * width
+    heads, positions, slots = random(ROWS, 5 * head_size, dtype=dtype), torch.arange(ROWS) % 40, torch.arange(ROWS)
+    angles = torch.arange(40).unsqueeze(1) * torch.logspace(0, -3, width)
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
+    norm = HeadNorm(random(head_size, dtype=dtype), random(head_size, dtype=dtype, seed=1), 1e-6, 1.0)
+
+    def run(kernels: Kernels, rows: slice) -> list[Tensor]:
+        results = []
+        for interleaved, used_norm, cache_dtype in ((False, norm, dtype), (True, None, torch.bfloat16)):
+            cache = torch.zeros(2, 10, 8, 1, head_size, dtype=cache_dtype)
+            arguments = (positions[rows], RopeTable(cos_sin, interleaved), cache, slots[rows], used_norm)
+            results += [kernels.qkv_rope_write(heads[rows], NOTHING, *arguments)]
+            results += list(cache.flatten(1, 2)[:, rows])
+        return results
+
+    return run
+
+
+OPS = (add_rms_norm, rms_norm, silu, gelu, embedding, qkv_rope_write)
+
+
+def equal(got: list[Tensor], expected: list[Tensor], rows: slice = slice(None)) -> bool:
+    return all(torch.equal(one, other[rows]) for one, other in zip(got, expected, strict=True))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("make", OPS, ids=lambda make: make.__name__)
+def test_neither_batch_nor_threads_change_a_row(make: Callable[[torch.dtype, int], Op], dtype: torch.dtype) -> None:
+    one, two, eight = (load_kernels("native", num_threads) for num_threads in (1, 2, 8))
+    for width in WIDTHS:
+        op = make(dtype, width)
+        together = op(two, slice(0, ROWS))
+        assert equal(op(one, slice(0, ROWS)), together)
+        assert equal(op(eight, slice(0, ROWS)), together)
+        for rows in (slice(3, 4), slice(50, 61)):
+            assert equal(op(two, rows), together, rows)
+
+
+@pytest.mark.parametrize("isa", [isa for isa in native.available_isas() if isa != "generic"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("make", OPS, ids=lambda make: make.__name__)
+def test_instruction_sets_agree_to_the_bit(
+    make: Callable[[torch.dtype, int], Op], dtype: torch.dtype, isa: str
+) -> None:
+    for width in WIDTHS:
+        op = make(dtype, width)
+        generic = op(load_kernels("native", isa="generic"), slice(0, ROWS))
+        before = sum(count for name, count in native.kernel_counts().items() if name.endswith(isa))
+        assert equal(op(load_kernels("native", isa=isa), slice(0, ROWS)), generic)
+        assert sum(count for name, count in native.kernel_counts().items() if name.endswith(isa)) > before
+
+
+def test_activations_are_exact_at_the_ends_of_the_scale() -> None:
+    gate = torch.tensor([[-200.0, -88.0, -0.0, 1e-30, 88.0, 200.0, 3e38, float("nan")]])
+    x = torch.cat((gate, torch.ones_like(gate)), dim=1)
+    kernels, reference = load_kernels("native"), load_kernels("reference")
+    for name in ("silu", "gelu_pytorch_tanh"):
+        got = kernels.gate_up_activation(x, NOTHING, name)
+        expected = reference.gate_up_activation(x, NOTHING, name)
+        torch.testing.assert_close(got, expected, rtol=2e-6, atol=1e-30, equal_nan=True)
+
+
+def test_what_is_out_of_range_is_refused() -> None:
+    kernels, table = load_kernels("native"), RopeTable(torch.ones(4, 8))
+    with pytest.raises(IndexError, match="token 20 is not below 20"):
+        kernels.embedding(torch.tensor([20]), DenseWeight(torch.ones(20, 8)))
+    cache, heads = torch.zeros(2, 2, 8, 1, 8), torch.ones(1, 24)
+    for position, slot, reason in ((4, 0, "position 4"), (0, 16, "slot 16")):
+        with pytest.raises(IndexError, match=reason):
+            kernels.qkv_rope_write(heads, NOTHING, torch.tensor([position]), table, cache, torch.tensor([slot]))
+    with pytest.raises(UnsupportedError, match="not in float16"):
+        kernels.rms_norm(torch.ones(1, 8).half(), torch.ones(8).half(), 1e-6)
+
+
+def test_empty_batches_are_taken() -> None:
+    kernels = load_kernels("native", num_threads=2)
+    for make in OPS:
+        assert all(result.numel() == 0 for result in make(torch.float32, 8)(kernels, slice(0, 0)))

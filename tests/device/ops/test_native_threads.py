@@ -1,0 +1,39 @@
+"""The engine's own compute threads."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+_native = pytest.importorskip("octavo._native", reason="built without the native module")
+
+
+@pytest.mark.parametrize("num_threads", [1, 2, 16])
+def test_each_task_runs_once_on_a_thread_of_the_pool(num_threads: int) -> None:
+    pool = _native.ThreadPool(num_threads)
+    for num_tasks in (0, 1, 2, 7, 1000):
+        threads = pool.threads_of_tasks(num_tasks)
+        assert len(threads) == num_tasks
+        assert all(0 <= thread < num_threads for thread in threads)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_has_threads_of_its_own() -> None:
+    pool = _native.ThreadPool(3)
+    assert -1 not in pool.threads_of_tasks(100)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if -1 not in pool.threads_of_tasks(100) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_idle_threads_use_no_cpu() -> None:
+    pool = _native.ThreadPool(4)
+    pool.threads_of_tasks(100)
+    time.sleep(0.05)
+    before = time.process_time()
+    time.sleep(0.2)
+    assert time.process_time() - before < 0.1
