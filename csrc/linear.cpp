@@ -22,6 +22,7 @@ KernelCounter linear_float32("linear_float32"), linear_bfloat16("linear_bfloat16
 constexpr std::size_t kHugePage = 2 << 20;
 constexpr std::size_t kTaskBytes = 128 << 10;       // of weights: some microseconds, so that threads end together
 constexpr std::size_t kRowsBytes = 256 << 10;       // of inputs that stay in the second-level cache
+constexpr std::size_t kPackedAtOnce = 64;            // of k: 4 KiB of a float32 panel
 constexpr std::size_t kRowsAtOnce = 6;              // as in the micro-kernel
 
 std::size_t round_up(std::size_t number, std::size_t step) { return (number + step - 1) / step * step; }
@@ -38,8 +39,12 @@ std::size_t place(std::size_t lane, std::size_t k, std::size_t step) {
 
 template <class Number>
 void pack_panel(const Number* weight, std::size_t num_lanes, std::size_t k, std::size_t step, Number* panel) {
-    for (std::size_t lane = 0; lane < num_lanes; ++lane) {
-        for (std::size_t i = 0; i < k; ++i) panel[place(lane, i, step)] = weight[lane * k + i];
+    // A stretch of k at a time: what is written then stays in the first-level cache until all lanes have been there.
+    for (std::size_t start = 0; start < k; start += kPackedAtOnce) {
+        const std::size_t end = std::min(k, start + kPackedAtOnce);
+        for (std::size_t lane = 0; lane < num_lanes; ++lane) {
+            for (std::size_t i = start; i < end; ++i) panel[place(lane, i, step)] = weight[lane * k + i];
+        }
     }
 }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,3 +41,13 @@ def real_model(request: pytest.FixtureRequest) -> str:
     if not (models_dir() / name).is_dir():
         pytest.skip(f"{name} is not in the model cache: python scripts/test_models.py {name}")
     return name
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """Commands run in the test's own process set up logging; the next test must not inherit it."""
+    logger = logging.getLogger("octavo")
+    before = logger.handlers[:], logger.propagate, logger.level
+    yield
+    logger.handlers[:], logger.propagate = before[0], before[1]
+    logger.setLevel(before[2])

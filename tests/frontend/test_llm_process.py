@@ -17,7 +17,7 @@ import pytest
 from octavo.frontend.llm import LLM
 from octavo.words.errors import CheckpointError, EngineDeadError, EngineError, EngineStartError
 from octavo.words.sampling_params import SamplingParams
-from tests.succ import HIDDEN_SIZE, VOCAB_SIZE, make_succ
+from tests.succ import HIDDEN_SIZE, make_succ
 
 REPOSITORY = Path(__file__).parents[2]
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -76,9 +76,9 @@ def test_prefix_cache_and_workers_are_reached_in_the_background(llm: LLM) -> Non
     assert warm.num_cached_tokens == 64
     assert llm.reset_prefix_cache() is True
     assert llm.collective_rpc("check_health") == [None]
-    assert llm.collective_rpc("extension.count_parameters", "lm_head") == [VOCAB_SIZE * HIDDEN_SIZE]
+    assert llm.collective_rpc("extension.count_parameters", "norm") == [5 * HIDDEN_SIZE]
     with pytest.raises(EngineError, match=r"extension\.count_parameters"):
-        llm.collective_rpc("count_parameters", "lm_head")
+        llm.collective_rpc("count_parameters", "norm")
 
 
 NO_MAIN_GUARD = """
