@@ -44,7 +44,7 @@ class TrafficMachine(RuleBasedStateMachine):
         self.open(setting)
 
     def open(self, setting: Setting) -> None:
-        """Begin with what is hard, whatever moves follow: alike long requests that fight for the cache, and an abort."""
+        """Begin with what is hard, whatever follows: alike long requests that fight for the cache, and an abort."""
         self.traffic = Traffic(setting)
         for _ in range(5):
             self.traffic.add(family=0, num_prompt=24, max_tokens=30)
