@@ -11,6 +11,7 @@ from octavo.device.attention.metadata import AttentionMetadata, CommonMetadata
 from octavo.device.ops.native.context import NativeContext
 from octavo.device.ops.native.paged_attention import NativeStep, attend
 from octavo.device.ops.paged_attention import AttentionOptions
+from octavo.plan.native_ops import NATIVE_DTYPES, NATIVE_HEAD_SIZE_MULTIPLE
 from octavo.words.kv_cache_spec import AttentionSpec
 
 
@@ -27,9 +28,9 @@ class CpuAttention:
     name = "cpu"
     support = Support(
         devices=("cpu",),
-        dtypes=("float32", "bfloat16"),
-        kv_cache_dtypes=("float32", "bfloat16"),
-        head_size_multiple=8,
+        dtypes=NATIVE_DTYPES,
+        kv_cache_dtypes=NATIVE_DTYPES,
+        head_size_multiple=NATIVE_HEAD_SIZE_MULTIPLE,
         needs_native=True,
     )
     preferred_block_sizes = (32, 16, 64)
@@ -41,16 +42,8 @@ class CpuAttention:
         return (2, num_blocks, block_size, num_kv_heads, head_size)
 
     def build_metadata(self, common: CommonMetadata, spec: AttentionSpec) -> CpuMetadata:
-        return CpuMetadata(
-            query_start_loc=common.query_start_loc,
-            seq_lens=common.seq_lens,
-            block_table=common.block_table,
-            slot_mapping=common.slot_mapping,
-            block_size=common.block_size,
-            max_query_len=common.max_query_len,
-            max_seq_len=common.max_seq_len,
-            step=NativeStep(self._native, common.query_start_loc, common.seq_lens, common.block_table),
-        )
+        step = NativeStep(self._native, common.query_start_loc, common.seq_lens, common.block_table)
+        return CpuMetadata.of(common, step=step)
 
     def forward(
         self,

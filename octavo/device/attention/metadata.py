@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any, Self
 
 import numpy as np
 from torch import Tensor
@@ -51,3 +52,9 @@ class AttentionMetadata:
     block_size: int
     max_query_len: int
     max_seq_len: int
+
+    @classmethod
+    def of(cls, common: CommonMetadata, **prepared: Any) -> Self:
+        """A backend's metadata from the common ones and what it has ``prepared``: the fields it adds."""
+        shared = {field.name: getattr(common, field.name) for field in fields(AttentionMetadata)}
+        return cls(**shared, **prepared)

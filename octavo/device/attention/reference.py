@@ -34,16 +34,7 @@ class ReferenceAttention:
 
     def build_metadata(self, common: CommonMetadata, spec: AttentionSpec) -> ReferenceMetadata:
         work = WorkList(common.query_start_loc_host, common.seq_lens_host, common.block_table, common.block_size)
-        return ReferenceMetadata(
-            query_start_loc=common.query_start_loc,
-            seq_lens=common.seq_lens,
-            block_table=common.block_table,
-            slot_mapping=common.slot_mapping,
-            block_size=common.block_size,
-            max_query_len=common.max_query_len,
-            max_seq_len=common.max_seq_len,
-            work=work,
-        )
+        return ReferenceMetadata.of(common, work=work)
 
     def forward(
         self,

@@ -75,21 +75,23 @@ def load_weights(
 
 
 def _fill_with_dummies(model: LoadableModel, parameters: dict[str, Tensor], seed: int) -> Iterator[tuple[int, int]]:
+    modules = dict(model.named_modules())
     for batch in _batches(parameters):
         yield fill_dummy({name: parameters.pop(name) for name in batch}, seed=seed)
-        _finish(model, batch)
+        _finish(modules, batch)
 
 
 def _fill(model: LoadableModel, parameters: dict[str, Tensor], source: WeightSource) -> Iterator[tuple[int, int]]:
     """Yield number and bytes of the tensors of each batch. No reference to a parameter outlives its batch."""
     moves, batches = plan_moves(parameters, model.weight_map, source), _batches(parameters)
+    modules = dict(model.named_modules())
     parameters.clear()
     for batch in batches:
         chosen = [move for name in batch for move in moves.pop(name)]
         source.copy(chosen)
         yield len(chosen), sum(move.stored.nbytes for move in chosen)
         del chosen
-        _finish(model, batch)
+        _finish(modules, batch)
 
 
 def _batches(parameters: Mapping[str, Tensor]) -> list[list[str]]:
@@ -105,8 +107,7 @@ def _batches(parameters: Mapping[str, Tensor]) -> list[list[str]]:
     return batches
 
 
-def _finish(model: LoadableModel, names: Sequence[str]) -> None:
-    modules = dict(model.named_modules())
+def _finish(modules: Mapping[str, nn.Module], names: Sequence[str]) -> None:
     for layer in dict.fromkeys(map(_layer_of, names)):
         finish = getattr(modules[layer], "finish_loading", None)
         if finish is not None:

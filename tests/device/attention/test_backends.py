@@ -124,15 +124,6 @@ def test_the_cache_may_be_strided_by_pages(backend: AttentionBackend) -> None:
 
 def test_the_metadata_of_another_backend_is_refused(backend: AttentionBackend) -> None:
     batch = PagedBatch([(0, 1)], 6, 2, 16)
-    common = common_of(batch)
-    plain = AttentionMetadata(
-        query_start_loc=common.query_start_loc,
-        seq_lens=common.seq_lens,
-        block_table=common.block_table,
-        slot_mapping=common.slot_mapping,
-        block_size=common.block_size,
-        max_query_len=common.max_query_len,
-        max_seq_len=common.max_seq_len,
-    )
+    plain = AttentionMetadata.of(common_of(batch))
     with pytest.raises(TypeError, match="another backend: AttentionMetadata"):
         backend.forward(batch.query, batch.kv_cache, plain, batch.options())
