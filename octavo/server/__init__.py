@@ -1,0 +1,1 @@
+"""HTTP: the OpenAI- and Anthropic-compatible server over ``AsyncLLM``; free of torch."""
