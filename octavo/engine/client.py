@@ -122,6 +122,13 @@ class InprocClient:
         return self._core
 
 
+def make_supervised_client(config: EngineConfig) -> EngineCoreClient:
+    """Start a core in a background process that is started again when it fails, as ``config.supervision`` says."""
+    from octavo.engine.supervisor import supervised
+
+    return supervised(config)
+
+
 def make_client(config: EngineConfig, *, multiprocess: bool) -> EngineCoreClient:
     """Start a core for ``config``, in a background process if ``multiprocess``; returns when it is ready."""
     if multiprocess:

@@ -18,7 +18,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from octavo.config.engine_config import EngineConfig
 from octavo.config.flat import EngineArgs
-from octavo.engine.client import EngineCoreClient, make_client
+from octavo.engine.client import EngineCoreClient, make_supervised_client
 from octavo.engine.info import EngineInfo
 from octavo.engine.stats import Metric, Statistics, StatLogger
 from octavo.frontend.admission import Admission
@@ -82,13 +82,13 @@ class AsyncLLM:
         make_client: Callable[[EngineConfig], EngineCoreClient] | None = None,
         stat_loggers: Sequence[StatLogger] = (),
     ) -> Self:
-        """Start an engine from options; returns when it is ready. ``make_client`` starts its core; None: a background
-        process.
+        """Start an engine from options; returns when it is ready. ``make_client`` starts its core; None: a
+        supervised background process.
 
         Raises EngineStartError with the root cause as its last line, ConfigError and their kin.
         """
         config = args.create_engine_config()
-        parts = start_front_end(config, make_client or _core_process, seeds=operating_system_seed)
+        parts = start_front_end(config, make_client or make_supervised_client, seeds=operating_system_seed)
         limits = config.scheduler
         return cls(
             *parts,
@@ -342,10 +342,6 @@ class AsyncLLM:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(function, argument)
-
-
-def _core_process(config: EngineConfig) -> EngineCoreClient:
-    return make_client(config, multiprocess=True)
 
 
 class _OutputSlot:
