@@ -16,6 +16,7 @@ from octavo.engine.core import EngineCore
 from octavo.engine.failure import describe_death, describe_failed_call
 from octavo.engine.info import EngineInfo
 from octavo.engine.interrupts import deferred_interrupts
+from octavo.engine.metric import Metric
 from octavo.words.errors import EngineDeadError, EngineError
 from octavo.words.messages import EngineCoreOutputs, EngineCoreRequest
 
@@ -47,6 +48,10 @@ class EngineCoreClient(Protocol):
 
     def check_health(self) -> None:
         """Return if the core lives and its workers are well, else raise."""
+        ...
+
+    def metrics(self) -> list[Metric]:
+        """What the client itself counts."""
         ...
 
     def shutdown(self) -> None:
@@ -91,6 +96,9 @@ class InprocClient:
 
     def check_health(self) -> None:
         self.call("check_health")
+
+    def metrics(self) -> list[Metric]:
+        return []
 
     def shutdown(self) -> None:
         core, self._core = self._core, None

@@ -29,6 +29,7 @@ from octavo.engine import wire
 from octavo.engine.core import CALL_RESULTS
 from octavo.engine.failure import describe_exit
 from octavo.engine.info import EngineInfo
+from octavo.engine.metric import Metric
 from octavo.engine.socket_folder import SocketFolder
 from octavo.engine.step_watch import StepWatchPage
 from octavo.words.errors import EngineDeadError, EngineError, EngineStartError
@@ -157,6 +158,9 @@ class ProcessClient:
 
     def check_health(self) -> None:
         self.call("check_health")
+
+    def metrics(self) -> list[Metric]:
+        return []
 
     def shutdown(self) -> None:
         # In a process forked from ours the core is not ours to stop, and our thread does not exist.

@@ -26,6 +26,7 @@ import msgspec
 
 from octavo.config.engine_config import EngineConfig
 from octavo.engine.info import EngineInfo
+from octavo.engine.metric import Counter, Gauge, Metric
 from octavo.engine.process_client import OutputQueue, ProcessClient
 from octavo.engine.step_watch import StepWatchPage
 from octavo.words.errors import EngineDeadError, EngineError, EngineStartError
@@ -169,6 +170,15 @@ class Supervisor:
             self._check_ready()
         if self._progress.is_late:
             raise EngineError(f"the engine core has made no progress for {self._progress.stalled_s:.0f} s")
+
+    def metrics(self) -> list[Metric]:
+        stats = self._stats
+        return [
+            Gauge("octavo:engine_ready", float(self._state is EngineState.READY and not self._progress.is_late)),
+            Counter("octavo:engine_restarts", stats.restarts),
+            Counter("octavo:request_replays", stats.replays),
+            Counter("octavo:requests_ended_with_engine", stats.convictions),
+        ]
 
     def shutdown(self) -> None:
         atexit.unregister(self.shutdown)

@@ -80,9 +80,7 @@ async def stream(llm: AsyncLLM, number: int, seen: Callable[[], None]) -> list[A
     async for output in llm.generate(prompt, params, f"stream-{number}"):
         for choice in output.outputs:
             text, ids, logprobs, _ = texts.get(choice.index, ("", [], [], None))
-            logprobs = logprobs + [
-                sorted((t, each.logprob) for t, each in row.items()) for row in choice.logprobs or ()
-            ]
+            rows = [sorted((token, each.logprob) for token, each in row.items()) for row in choice.logprobs or ()]
             texts[choice.index] = (text + choice.text, ids + choice.token_ids, logprobs + rows, choice.finish_reason)
             assert choice.error is None, choice.error
         last = output
