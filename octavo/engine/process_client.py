@@ -164,9 +164,12 @@ class ProcessClient:
 
     def shutdown(self) -> None:
         # In a process forked from ours the core is not ours to stop, and our thread does not exist.
-        if self._is_stopping or os.getpid() != self._owner_pid:
+        if os.getpid() != self._owner_pid:
             return
-        self._is_stopping = True
+        with self._lock:
+            was_stopping, self._is_stopping = self._is_stopping, True
+        if was_stopping:
+            return
         atexit.unregister(self.shutdown)
         self._stop_core()
         self._thread.join()

@@ -274,6 +274,8 @@ class Supervisor:
             try:
                 self._start_next()
             except EngineStartError as error:
+                if self._stopping.is_set():
+                    return False
                 cause = str(error)
                 logger.error("%s", cause)
             else:

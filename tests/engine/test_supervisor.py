@@ -73,6 +73,8 @@ class FakeCore:
         self.end(reason)
 
     def shutdown(self) -> None:
+        if self.is_stopping:
+            return
         self.is_stopping = True
         self.may_be_ready.set()
         self.end("the engine was shut down")
