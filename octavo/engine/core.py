@@ -12,11 +12,13 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
 from octavo.control.request import BlockHasher, Request
 from octavo.control.scheduler.scheduler import Scheduler
+from octavo.control.structured_output.manager import NoStructuredOutput, StructuredOutput
 from octavo.executor.protocol import Executor, Handle
 from octavo.words.errors import UnknownOptionError
 from octavo.words.messages import (
@@ -24,6 +26,7 @@ from octavo.words.messages import (
     EngineCoreOutputs,
     EngineCoreRequest,
     FinishReason,
+    GrammarMasks,
     SchedulerOutput,
     SchedulerStats,
 )
@@ -50,13 +53,15 @@ class EngineCore:
         *,
         depth: int = 1,
         incarnation: int = 0,
+        structured_output: StructuredOutput | None = None,
     ) -> None:
         self.executor = executor
+        self.structured_output = structured_output or NoStructuredOutput()
         self.scheduler = scheduler
         self._block_hasher = block_hasher
         self._depth = depth
         self._incarnation = incarnation
-        self._in_flight: deque[tuple[SchedulerOutput, Handle]] = deque()
+        self._in_flight: deque[tuple[SchedulerOutput, Handle, Future[GrammarMasks] | None]] = deque()
         self._aborts: queue.SimpleQueue[Sequence[str]] = queue.SimpleQueue()
         self._refused: dict[int, list[EngineCoreOutput]] = {}
         self._calls: dict[str, Callable[..., Any]] = {
@@ -79,6 +84,7 @@ class EngineCore:
         """
         try:
             request = Request(message, self._block_hasher)
+            self.structured_output.begin(request)
         except Exception as error:
             return partial(self._refuse, message, error)
         return partial(self._admit, message, request)
@@ -108,13 +114,19 @@ class EngineCore:
 
     def _launch(self) -> None:
         planned = self.scheduler.schedule()
-        self._in_flight.append((planned, self.executor.execute(planned)))
+        for request_id, reason in self.structured_output.take_failed().items():
+            self.scheduler.fail_request(request_id, reason)
+        masks = self.structured_output.begin_masks(planned, self.scheduler.requests)
+        self._in_flight.append((planned, self.executor.execute(planned), masks))
         if not _says_anything(planned):
             time.sleep(NOTHING_TO_RUN_WAIT_S)
 
     def _finish_oldest(self) -> dict[int, list[EngineCoreOutput]]:
-        planned, handle = self._in_flight.popleft()
-        done = self.executor.sample(handle)
+        planned, handle, coming_masks = self._in_flight.popleft()
+        masks = None if coming_masks is None else coming_masks.result()
+        done = self.executor.sample(handle, masks)
+        if masks is not None:
+            done.failed |= masks.failed
         # An abort that came while the step ran must win over its tokens.
         self._drain_aborts()
         return self.scheduler.update_from_output(planned, done)
@@ -163,6 +175,7 @@ class EngineCore:
     def shutdown(self) -> None:
         """Release workers, device memory and threads. Steps in flight are dropped."""
         self._in_flight.clear()
+        self.structured_output.shutdown()
         self.executor.shutdown()
 
 

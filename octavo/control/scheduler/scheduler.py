@@ -140,6 +140,14 @@ class Scheduler:
             self._drop_finished_from_running()
         return known
 
+    def fail_request(self, request_id: str, error: str) -> None:
+        """End a request that waits with an error, which the next update reports; unknown ids are ignored."""
+        request = self.requests.get(request_id)
+        if request is not None:
+            self._end_with_error(request, error)
+            self.waiting.discard_finished()
+            self._drop_finished_from_running()
+
     def has_unfinished_requests(self) -> bool:
         """Whether any request still wants tokens."""
         return bool(self.requests)
@@ -392,7 +400,8 @@ class Scheduler:
         finish_reason = None
         for num_taken, token_id in enumerate(token_ids, 1):
             request.append_output_token(token_id)
-            status = check_stop(request)
+            is_complete = request.constraint is not None and request.constraint.take(token_id)
+            status = check_stop(request, is_complete)
             if status is None:
                 continue
             self._finish(request, status)
