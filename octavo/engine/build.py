@@ -114,7 +114,12 @@ def _start_uni(parts: ModelParts, phases: Phases) -> Executor:
         worker.init_device()
     with phases("load weights"):
         report = worker.load_model()
-    logger.info("Loading weights took %.2f seconds", report.seconds)
+    logger.info(
+        "Loading weights took %.2f seconds: %d tensors, %.2f GiB as stored",
+        report.seconds,
+        report.num_tensors,
+        report.bytes / GIB,
+    )
     weight_bytes = parts.facts.num_parameters * DTYPE_BYTES[parts.plan.dtype]
     logger.info(
         "Model loading took %.2f GiB memory and %.2f seconds", weight_bytes / GIB, phases.seconds["load weights"]

@@ -53,6 +53,7 @@ class InputProcessor:
         self._vocab_size = facts.vocab_size
         self._generation_config = generation_config
         self._config = config.model
+        self._ranks_by_priority = config.scheduler.scheduling_policy == "priority"
         self._max_model_len = max_model_len
         self._seeds = seeds or self._offline_seed
         self._ordinals = itertools.count()
@@ -132,7 +133,18 @@ class InputProcessor:
             name = "prompt_token_ids"
             raise RequestError(f"{name} must be a list of integers, got {type(token_ids).__name__}.", param=name)
         ids = self._in_vocabulary("prompt_token_ids", token_ids)
-        return _Prompt(token_ids=ids, cache_salt=_checked_salt(cache_salt), priority=_checked_priority(priority))
+        return _Prompt(token_ids=ids, cache_salt=_checked_salt(cache_salt), priority=self._checked_priority(priority))
+
+    def _checked_priority(self, priority: object) -> int:
+        if not isinstance(priority, int) or isinstance(priority, bool) or not -(2**31) <= priority < 2**31:
+            raise RequestError(f"priority must be an integer of 32 bits, got {priority!r:.40}.", param="priority")
+        if priority and not self._ranks_by_priority:
+            raise RequestError(
+                f"priority {priority} means nothing under the fcfs policy: leave it out, or start the engine with "
+                f"--scheduling-policy priority.",
+                param="priority",
+            )
+        return priority
 
     def _in_vocabulary(self, name: str, token_ids: Iterable[Any]) -> list[int]:
         """Return the ids as a list; RequestError naming the first that the model has no row for."""
@@ -253,12 +265,6 @@ def _is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _checked_priority(priority: object) -> int:
-    if isinstance(priority, int) and not isinstance(priority, bool) and -(2**31) <= priority < 2**31:
-        return priority
-    raise RequestError(f"priority must be an integer of 32 bits, got {priority!r:.40}.", param="priority")
 
 
 def _plain_int(name: str, value: Any) -> int:
