@@ -25,6 +25,7 @@ from octavo.engine.interrupts import deferred_interrupts
 from octavo.engine.phases import Phases
 from octavo.engine.plugins import load_plugins
 from octavo.engine.simulated_model import SIMULATED_FACTS, SIMULATED_MODEL, token_function
+from octavo.engine.step_watch import NoStepWatch, StepWatch
 from octavo.executor.protocol import Executor
 from octavo.plan.kv_specs import kv_cache_specs
 from octavo.plan.plan import Plan
@@ -53,7 +54,9 @@ class ModelParts:
     plan: Plan
 
 
-def build_engine_core(config: EngineConfig, *, incarnation: int = 0) -> tuple[EngineCore, EngineInfo]:
+def build_engine_core(
+    config: EngineConfig, *, incarnation: int = 0, watch: StepWatch | None = None
+) -> tuple[EngineCore, EngineInfo]:
     """Start an engine core. Raises what makes a start impossible, with nothing left running."""
     phases = Phases()
     logger.info("non-default args: %s", non_default(config))
@@ -61,10 +64,11 @@ def build_engine_core(config: EngineConfig, *, incarnation: int = 0) -> tuple[En
     with phases("plugins"):
         load_plugins(config.observability.plugins)
     executor = STARTERS[config.parallel.distributed_executor_backend](parts, phases)
+    watch = watch or NoStepWatch()
     try:
         kv_cache_config = _give_memory(executor, parts, phases)
         with phases("scheduler"):
-            core = _assemble(executor, parts, kv_cache_config, incarnation)
+            core = _assemble(executor, parts, kv_cache_config, incarnation, watch)
     except BaseException:
         executor.shutdown()
         raise
@@ -170,7 +174,9 @@ def _give_memory(executor: Executor, parts: ModelParts, phases: Phases) -> KVCac
     return kv_cache_config
 
 
-def _assemble(executor: Executor, parts: ModelParts, kv_cache_config: KVCacheConfig, incarnation: int) -> EngineCore:
+def _assemble(
+    executor: Executor, parts: ModelParts, kv_cache_config: KVCacheConfig, incarnation: int, watch: StepWatch
+) -> EngineCore:
     config, plan = parts.config, parts.plan
     manager = KVCacheManager(
         kv_cache_config,
@@ -189,7 +195,12 @@ def _assemble(executor: Executor, parts: ModelParts, kv_cache_config: KVCacheCon
     )
     hasher = make_block_hasher(kv_cache_config.hash_block_size) if plan.enable_prefix_caching else None
     return EngineCore(
-        executor, Scheduler(limits, manager), hasher, depth=plan.max_steps_in_flight, incarnation=incarnation
+        executor,
+        Scheduler(limits, manager),
+        hasher,
+        depth=plan.max_steps_in_flight,
+        incarnation=incarnation,
+        watch=watch,
     )
 
 

@@ -25,6 +25,15 @@ _PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt", "priority"
 _MAX_SALT_CHARACTERS = 4096
 
 
+@dataclass(frozen=True)
+class PreparedRequest:
+    """A user's request that was checked and can be added: one core request per choice."""
+
+    request_id: str
+    prompt: str | None
+    choices: list[EngineCoreRequest]
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Prompt:
     token_ids: list[int]
@@ -35,7 +44,8 @@ class _Prompt:
 class InputProcessor:
     """Checks and tokenises prompts, resolves parameters. Thread-safe.
 
-    ``max_model_len`` is the fitted length of the engine. ``seeds`` gives the seed of a request that brings none, from
+    ``max_model_len`` is the fitted length of the engine; ``max_request_len`` is less where the KV cache is smaller than
+    that. ``seeds`` gives the seed of a request that brings none, from
     the request's ordinal; the default derives it from the engine's seed, so that an offline run repeats.
     """
 
@@ -47,6 +57,7 @@ class InputProcessor:
         config: EngineConfig,
         max_model_len: int,
         *,
+        max_request_len: int | None = None,
         seeds: Callable[[int], int] | None = None,
     ) -> None:
         self._tokenizer = tokenizer
@@ -55,6 +66,7 @@ class InputProcessor:
         self._config = config.model
         self._ranks_by_priority = config.scheduler.scheduling_policy == "priority"
         self._max_model_len = max_model_len
+        self._max_request_len = max_model_len if max_request_len is None else max_request_len
         self._seeds = seeds or self._offline_seed
         self._ordinals = itertools.count()
         self._eos_token_ids = self._collect_eos(facts)
@@ -63,6 +75,19 @@ class InputProcessor:
         """What a request without parameters gets: the model's own defaults, unless generation_config says otherwise."""
         own: dict[str, Any] = dict(self._generation_config.defaults)
         return SamplingParams(**own) if self._config.generation_config == "auto" else SamplingParams()
+
+    def prepare(
+        self,
+        request_id: str,
+        prompt: PromptType,
+        params: SamplingParams | None = None,
+        *,
+        priority: int | None = None,
+        arrival_time: float | None = None,
+    ) -> PreparedRequest:
+        """Check a request and turn it into tokens. RequestError for one that cannot be served."""
+        choices = self.process(prompt, params, request_id, priority=priority or 0, arrival_time=arrival_time)
+        return PreparedRequest(request_id, prompt_text(prompt), choices)
 
     def process(
         self,
@@ -172,6 +197,12 @@ class InputProcessor:
             raise RequestError(
                 f"This model's maximum context length is {limit} tokens. The prompt has all {num_tokens} of them, "
                 "which leaves no room for an output token; shorten it.",
+                param="prompt",
+            )
+        if num_tokens >= self._max_request_len:
+            raise RequestError(
+                f"the prompt has {num_tokens} tokens, and the whole KV cache holds {self._max_request_len} with its "
+                "answer; shorten it or enlarge the cache (kv_cache_memory_bytes, num_gpu_blocks_override).",
                 param="prompt",
             )
 

@@ -149,7 +149,7 @@ class KVCacheManager:
         return self._pool.num_free_blocks
 
     def _count_lookup(self, request: Request, num_hit_tokens: int) -> None:
-        if self._enable_caching and not request.wants_prompt_logprobs and request.num_preemptions == 0:
+        if self._enable_caching and not request.wants_prompt_logprobs and request.first_scheduled_time is None:
             self.stats.requests += 1
             self.stats.queries += request.num_tokens
             self.stats.hits += num_hit_tokens

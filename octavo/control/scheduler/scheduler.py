@@ -31,7 +31,15 @@ from octavo.control.scheduler.step_builder import StepBuilder
 from octavo.control.scheduler.stopping import check_stop
 from octavo.control.scheduler.token_limits import token_limits
 from octavo.words.errors import ConfigError, RequestError
-from octavo.words.messages import EngineCoreOutput, LogprobsRow, ModelRunnerOutput, SchedulerOutput, SchedulerStats
+from octavo.words.messages import (
+    CachedRequestData,
+    EngineCoreOutput,
+    LogprobsRow,
+    ModelRunnerOutput,
+    NewRequestData,
+    SchedulerOutput,
+    SchedulerStats,
+)
 
 RUNNING = RequestStatus.RUNNING
 PREEMPTED = RequestStatus.PREEMPTED
@@ -139,6 +147,14 @@ class Scheduler:
             self.waiting.discard_finished()
             self._drop_finished_from_running()
         return known
+
+    def fail_request(self, request_id: str, error: str) -> None:
+        """End a request that waits with an error, which the next update reports; unknown ids are ignored."""
+        request = self.requests.get(request_id)
+        if request is not None:
+            self._end_with_error(request, error)
+            self.waiting.discard_finished()
+            self._drop_finished_from_running()
 
     def has_unfinished_requests(self) -> bool:
         """Whether any request still wants tokens."""
@@ -298,16 +314,21 @@ class Scheduler:
 
     def _preempt_last(self, step: StepBuilder) -> Request:
         """Send the last running request back to the queue, to be computed again; return it."""
+        request = self._send_last_back()
+        request.num_preemptions += 1
+        step.preempted.append(request)
+        self._num_preemptions += 1
+        return request
+
+    def _send_last_back(self) -> Request:
         request = self.running.pop()
         self.kv_cache.free(request)
         request.status = PREEMPTED
         request.num_computed_tokens = 0
-        request.num_preemptions += 1
+        request.num_output_placeholders = 0
         request.draft_token_ids = []
         request.prompt_logprobs = []
         self.waiting.add_preempted(request)
-        step.preempted.append(request)
-        self._num_preemptions += 1
         return request
 
     def _make_room(self, step: StepBuilder) -> bool:
@@ -374,6 +395,26 @@ class Scheduler:
         if len(requests) < num_before or result.failed:
             self._drop_finished_from_running()
         return outputs
+
+    def start_over(self, lost_steps: Sequence[SchedulerOutput]) -> None:
+        """Send all running requests back to the queue: the workers have forgotten them.
+
+        ``lost_steps`` are all steps in flight, oldest first; none of them returns. Hashes of blocks that they were to
+        fill are dropped.
+        """
+        holders = {request.request_id: request for request in (*self.running, *self._awaiting_return)}
+        for step in lost_steps:
+            known: list[NewRequestData | CachedRequestData] = [*step.new_requests, *step.cached_requests]
+            for data in known:
+                if data.request_id in holders:
+                    self.kv_cache.forget(holders[data.request_id], from_token=data.num_computed_tokens)
+        for request in self._awaiting_return:
+            self.kv_cache.free(request)
+        while self.running:
+            self._send_last_back()
+        self._awaiting_return = []
+        self._finished_ids = []
+        self._last_returned_step_id = self._last_step_id
 
     def _note_return(self, step: SchedulerOutput, result: ModelRunnerOutput) -> None:
         assert step.step_id == result.step_id == self._last_returned_step_id + 1, "steps return in order"
