@@ -83,9 +83,9 @@ class Request:
         self.num_output_placeholders = 0
         self.last_step_id = 0
         self.max_total_tokens = 0
-        self.num_cached_tokens = -1
-        self.num_preemptions = 0
-        self.first_scheduled_time: float | None = None
+        self.num_cached_tokens = message.num_cached_tokens
+        self.num_preemptions = message.num_preemptions
+        self.first_scheduled_time = message.first_scheduled_time
         self.prompt_logprobs: list[LogprobsRow] = []
         self.constraint: Constraint | None = None
 

@@ -29,6 +29,7 @@ from octavo.engine.interrupts import deferred_interrupts
 from octavo.engine.phases import Phases
 from octavo.engine.plugins import load_plugins
 from octavo.engine.simulated_model import SIMULATED_FACTS, SIMULATED_MODEL, token_function
+from octavo.engine.step_watch import NoStepWatch, StepWatch
 from octavo.executor.protocol import Executor
 from octavo.plan.kv_specs import kv_cache_specs
 from octavo.plan.plan import Plan
@@ -59,7 +60,9 @@ class ModelParts:
     plan: Plan
 
 
-def build_engine_core(config: EngineConfig, *, incarnation: int = 0) -> tuple[EngineCore, EngineInfo]:
+def build_engine_core(
+    config: EngineConfig, *, incarnation: int = 0, watch: StepWatch | None = None
+) -> tuple[EngineCore, EngineInfo]:
     """Start an engine core. Raises what makes a start impossible, with nothing left running."""
     phases = Phases()
     logger.info("non-default args: %s", non_default(config))
@@ -67,10 +70,11 @@ def build_engine_core(config: EngineConfig, *, incarnation: int = 0) -> tuple[En
     with phases("plugins"):
         load_plugins(config.observability.plugins)
     executor = STARTERS[config.parallel.distributed_executor_backend](parts, phases)
+    watch = watch or NoStepWatch()
     try:
         kv_cache_config = _give_memory(executor, parts, phases)
         with phases("scheduler"):
-            core = _assemble(executor, parts, kv_cache_config, incarnation)
+            core = _assemble(executor, parts, kv_cache_config, incarnation, watch)
     except BaseException:
         executor.shutdown()
         raise
@@ -120,7 +124,12 @@ def _start_uni(parts: ModelParts, phases: Phases) -> Executor:
         worker.init_device()
     with phases("load weights"):
         report = worker.load_model()
-    logger.info("Loading weights took %.2f seconds", report.seconds)
+    logger.info(
+        "Loading weights took %.2f seconds: %d tensors, %.2f GiB as stored",
+        report.seconds,
+        report.num_tensors,
+        report.bytes / GIB,
+    )
     weight_bytes = parts.facts.num_parameters * DTYPE_BYTES[parts.plan.dtype]
     logger.info(
         "Model loading took %.2f GiB memory and %.2f seconds", weight_bytes / GIB, phases.seconds["load weights"]
@@ -171,7 +180,9 @@ def _give_memory(executor: Executor, parts: ModelParts, phases: Phases) -> KVCac
     return kv_cache_config
 
 
-def _assemble(executor: Executor, parts: ModelParts, kv_cache_config: KVCacheConfig, incarnation: int) -> EngineCore:
+def _assemble(
+    executor: Executor, parts: ModelParts, kv_cache_config: KVCacheConfig, incarnation: int, watch: StepWatch
+) -> EngineCore:
     config, plan = parts.config, parts.plan
     manager = KVCacheManager(
         kv_cache_config,
@@ -196,6 +207,7 @@ def _assemble(executor: Executor, parts: ModelParts, kv_cache_config: KVCacheCon
         hasher,
         depth=plan.max_steps_in_flight,
         incarnation=incarnation,
+        watch=watch,
         structured_output=structured_output,
     )
 

@@ -47,6 +47,9 @@ class Executor(Protocol):
     def sample(self, handle: Handle, grammar_masks: GrammarMasks | None = None) -> ModelRunnerOutput:
         """Sample the step's tokens; blocks until they are there."""
 
+    def forget_requests(self) -> None:
+        """Drop every request and every step in flight: a step failed half-way. The next step has only new requests."""
+
     def collective_rpc(self, name: str, *args: Any) -> list[Any]:
         """Call a worker method by name on every worker; one result per worker."""
 

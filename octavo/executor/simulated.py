@@ -162,6 +162,10 @@ class SimulatedExecutor:
             state.unreported_rejections.pop(handle.result.step_id, None)
         return handle.result
 
+    def forget_requests(self) -> None:
+        self._states.clear()
+        self._in_flight.clear()
+
     def collective_rpc(self, name: str, *args: Any) -> list[Any]:
         raise UnsupportedError(f"collective_rpc({name!r}): the simulated executor has no workers.")
 
@@ -169,8 +173,7 @@ class SimulatedExecutor:
         pass
 
     def shutdown(self) -> None:
-        self._states.clear()
-        self._in_flight.clear()
+        self.forget_requests()
 
     # ---- request state ---------------------------------------------------------------------------------------------
 

@@ -45,6 +45,9 @@ class UniProcExecutor:
     def sample(self, handle: Handle, grammar_masks: GrammarMasks | None = None) -> ModelRunnerOutput:
         return self._worker.sample(handle, grammar_masks)
 
+    def forget_requests(self) -> None:
+        self._worker.forget_requests()
+
     def collective_rpc(self, name: str, *args: Any) -> list[Any]:
         return [self._worker.collective_rpc(name, *args)]
 

@@ -50,8 +50,11 @@ class ResolvedSampling(msgspec.Struct, array_like=True, frozen=True, kw_only=Tru
 class EngineCoreRequest(msgspec.Struct, array_like=True, kw_only=True):
     """One choice of one user request, ready for the core.
 
-    ``output_token_ids`` are tokens already produced (a replay): the core treats such a request as a preempted one.
     ``arrival_time`` is ``time.time`` seconds. Lower ``priority`` runs first.
+
+    A replay continues an answer that another core began; the core treats it as a preempted request. It brings the
+    ``output_token_ids`` already produced and what the first core said of it: ``num_cached_tokens`` (-1: nothing yet),
+    ``first_scheduled_time``, ``num_preemptions``. ``is_suspect``: it was in a step that its core did not survive.
     """
 
     request_id: str
@@ -62,6 +65,10 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, kw_only=True):
     cache_salt: str | None = None
     output_token_ids: list[int] = []
     client_index: int = 0
+    num_cached_tokens: int = -1
+    first_scheduled_time: float | None = None
+    num_preemptions: int = 0
+    is_suspect: bool = False
 
 
 class LogprobsRow(msgspec.Struct, array_like=True, frozen=True, gc=False):

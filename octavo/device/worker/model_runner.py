@@ -51,6 +51,10 @@ class ModelRunner:
         self._groups = [GroupInputs(group, table) for group, table in zip(groups, tables, strict=True)]
         self._table = RequestTable(self._max_num_requests, BlockTables(tables), self._holders)
 
+    def forget_requests(self) -> None:
+        """Drop every request the runner knows."""
+        self._table.clear()
+
     @torch.inference_mode()
     def execute(self, output: SchedulerOutput) -> Step:
         """Compute the hidden states of a decided step. A step without tokens only updates what is known."""

@@ -115,6 +115,10 @@ class Worker:
         with self._threads():
             return self.model_runner.sample(handle, grammar_masks)
 
+    def forget_requests(self) -> None:
+        """Drop every request: a step failed half-way. What the KV cache holds stays."""
+        self.model_runner.forget_requests()
+
     def collective_rpc(self, name: str, *args: Any) -> Any:
         """Call a public method of the worker, or with ``extension.`` before its name one of the extension.
 
