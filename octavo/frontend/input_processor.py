@@ -15,6 +15,7 @@ import msgspec
 from octavo.checkpoint.generation_config import GenerationConfig
 from octavo.config.engine_config import EngineConfig
 from octavo.tokenizer.tokenizer import Tokenizer
+from octavo.util.lazy import resolve
 from octavo.words.errors import RequestError
 from octavo.words.inputs import PromptType
 from octavo.words.messages import EngineCoreRequest, ResolvedSampling
@@ -23,6 +24,7 @@ from octavo.words.sampling_params import MAX_SEED, SamplingParams
 
 _PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt", "priority"})
 _MAX_SALT_CHARACTERS = 4096
+GRAMMAR_CHECK = "octavo.control.structured_output.backends.llguidance:check_grammar"
 
 
 @dataclass(frozen=True)
@@ -210,6 +212,8 @@ class InputProcessor:
         for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
             self._in_vocabulary(name, getattr(params, name) or ())
         self._resolve_logprobs(params)
+        if params.structured_outputs is not None:
+            resolve(GRAMMAR_CHECK)(params.structured_outputs)
         room = self._max_model_len - num_prompt_tokens
         ordinal = next(self._ordinals)
         return ResolvedSampling(

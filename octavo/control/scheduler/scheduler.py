@@ -443,7 +443,8 @@ class Scheduler:
         for token_id in token_ids:
             num_taken += 1
             request.append_output_token(token_id)
-            status = check_stop(request)
+            is_complete = request.constraint is not None and request.constraint.take(token_id)
+            status = check_stop(request, is_complete)
             if status is not None:
                 self._finish(request, status)
                 finish_reason = request.finish_reason

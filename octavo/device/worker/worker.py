@@ -20,7 +20,7 @@ from octavo.plan.plan import Plan
 from octavo.util.byte_size import format_byte_size
 from octavo.words.errors import InsufficientMemoryError, UnsupportedError
 from octavo.words.kv_cache_spec import AnyKVCacheSpec, KVCacheConfig
-from octavo.words.messages import ModelRunnerOutput, SchedulerOutput
+from octavo.words.messages import GrammarMasks, ModelRunnerOutput, SchedulerOutput
 from octavo.words.model_facts import ModelFacts
 
 EXTENSION_PREFIX = "extension."
@@ -111,7 +111,7 @@ class Worker:
         with self._threads():
             return self.model_runner.execute(step)
 
-    def sample(self, handle: Step, grammar_masks: Any | None = None) -> ModelRunnerOutput:
+    def sample(self, handle: Step, grammar_masks: GrammarMasks | None = None) -> ModelRunnerOutput:
         """Finish a step that ``execute`` began."""
         with self._threads():
             return self.model_runner.sample(handle, grammar_masks)
