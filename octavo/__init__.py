@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from octavo.words.outputs import CompletionOutput as CompletionOutput
     from octavo.words.outputs import RequestOutput as RequestOutput
     from octavo.words.sampling_params import SamplingParams as SamplingParams
+    from octavo.words.structured_outputs import StructuredOutputParams as StructuredOutputParams
 
 _HOMES = {
     "AsyncLLM": "octavo.frontend.async_llm",
@@ -31,12 +32,13 @@ _HOMES = {
     "LLMEngine": "octavo.frontend.llm_engine",
     "RequestOutput": "octavo.words.outputs",
     "SamplingParams": "octavo.words.sampling_params",
+    "StructuredOutputParams": "octavo.words.structured_outputs",
     "TextPrompt": "octavo.words.inputs",
     "TokensPrompt": "octavo.words.inputs",
 }
 
 __all__ = ["LLM", "AsyncLLM", "CompletionOutput", "EngineArgs", "EngineConfig", "LLMEngine", "RequestOutput",
-           "SamplingParams", "TextPrompt", "TokensPrompt", "__version__"]  # fmt: skip
+           "SamplingParams", "StructuredOutputParams", "TextPrompt", "TokensPrompt", "__version__"]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

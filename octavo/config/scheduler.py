@@ -26,7 +26,10 @@ class SchedulerConfig:
     ] = 0
     scheduling_policy: Annotated[
         str,
-        Option("fcfs = in order of arrival; priority = lower numbers first.", choices=("fcfs", "priority")),
+        Option(
+            "fcfs = in order of arrival; priority = lower numbers first (a request's priority is refused otherwise).",
+            choices=("fcfs", "priority"),
+        ),
     ] = "fcfs"
     watermark: Annotated[
         float,

@@ -34,6 +34,13 @@ class RequestStatus(enum.IntEnum):
         return self >= RequestStatus.FINISHED_STOPPED
 
 
+class Constraint(Protocol):
+    """What the tokens of a request must keep to."""
+
+    def take(self, token_id: int) -> bool:
+        """Note the newest token; True when nothing may follow it."""
+
+
 NEVER = 1 << 62
 """A number of tokens that no request reaches."""
 
@@ -80,6 +87,7 @@ class Request:
         self.num_preemptions = message.num_preemptions
         self.first_scheduled_time = message.first_scheduled_time
         self.prompt_logprobs: list[LogprobsRow] = []
+        self.constraint: Constraint | None = None
 
         self.eos_token_ids = frozenset(message.sampling.eos_token_ids)
         self.end_token_ids = self.eos_token_ids.union(message.sampling.params.stop_token_ids or ())

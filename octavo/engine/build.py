@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from octavo.checkpoint.facts import read_model_facts
+from octavo.checkpoint.generation_config import read_generation_config
 from octavo.checkpoint.resolve import Checkpoint, resolve_model
 from octavo.config.engine_config import EngineConfig
 from octavo.config.flat import non_default
@@ -18,6 +20,8 @@ from octavo.control.kv.block_hash import make_block_hasher
 from octavo.control.kv.manager import KVCacheManager
 from octavo.control.kv.planning import plan_kv_cache
 from octavo.control.scheduler.scheduler import Scheduler, SchedulerLimits
+from octavo.control.structured_output.grammar import GrammarBackend
+from octavo.control.structured_output.manager import NoStructuredOutput, StructuredOutput, StructuredOutputManager
 from octavo.device.platform.detect import detect_caps
 from octavo.engine.core import EngineCore
 from octavo.engine.info import EngineInfo
@@ -38,6 +42,8 @@ EXECUTORS = {
     "uni": "octavo.executor.uniproc:UniProcExecutor",
     "simulated": "octavo.executor.simulated:SimulatedExecutor",
 }
+TOKENIZER_LOADER = "octavo.frontend.load_tokenizer:load_tokenizer"
+GRAMMAR_BACKENDS = {"llguidance": "octavo.control.structured_output.backends.llguidance:LLGuidanceBackend"}
 WORKER_BUILDER = "octavo.device.worker.build:build_worker"
 GIB = 1 << 30
 
@@ -118,7 +124,12 @@ def _start_uni(parts: ModelParts, phases: Phases) -> Executor:
         worker.init_device()
     with phases("load weights"):
         report = worker.load_model()
-    logger.info("Loading weights took %.2f seconds", report.seconds)
+    logger.info(
+        "Loading weights took %.2f seconds: %d tensors, %.2f GiB as stored",
+        report.seconds,
+        report.num_tensors,
+        report.bytes / GIB,
+    )
     weight_bytes = parts.facts.num_parameters * DTYPE_BYTES[parts.plan.dtype]
     logger.info(
         "Model loading took %.2f GiB memory and %.2f seconds", weight_bytes / GIB, phases.seconds["load weights"]
@@ -189,14 +200,31 @@ def _assemble(
         max_steps_in_flight=plan.max_steps_in_flight,
     )
     hasher = make_block_hasher(kv_cache_config.hash_block_size) if plan.enable_prefix_caching else None
+    structured_output = _structured_output(parts)
     return EngineCore(
         executor,
-        Scheduler(limits, manager),
+        Scheduler(limits, manager, gates=(structured_output,)),
         hasher,
         depth=plan.max_steps_in_flight,
         incarnation=incarnation,
         watch=watch,
+        structured_output=structured_output,
     )
+
+
+def _structured_output(parts: ModelParts) -> StructuredOutput:
+    if parts.checkpoint is None:
+        return NoStructuredOutput()
+    return StructuredOutputManager(partial(_grammar_backend, parts.checkpoint, parts.facts))
+
+
+def _grammar_backend(checkpoint: Checkpoint, facts: ModelFacts) -> GrammarBackend:
+    """Loaded with the first constrained request, on the thread that compiles grammars."""
+    tokenizer = resolve(TOKENIZER_LOADER)(checkpoint)
+    own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+    ends = (*own, *read_generation_config(checkpoint).eos_token_ids, *facts.eos_token_ids)
+    backend: GrammarBackend = resolve(GRAMMAR_BACKENDS["llguidance"])(tokenizer, tuple(dict.fromkeys(ends)))
+    return backend
 
 
 def _log_capacity(info: EngineInfo, phases: Phases) -> None:

@@ -12,12 +12,14 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from octavo.control.request import BlockHasher, Request
 from octavo.control.scheduler.quarantine import Quarantine
 from octavo.control.scheduler.scheduler import Scheduler
+from octavo.control.structured_output.manager import NoStructuredOutput, StructuredOutput
 from octavo.engine.step_watch import NoStepWatch, StepWatch
 from octavo.executor.protocol import Executor, Handle
 from octavo.words.errors import EngineError, UnknownOptionError
@@ -26,6 +28,7 @@ from octavo.words.messages import (
     EngineCoreOutputs,
     EngineCoreRequest,
     FinishReason,
+    GrammarMasks,
     SchedulerOutput,
     SchedulerStats,
 )
@@ -34,6 +37,14 @@ from octavo.words.messages import (
 NOTHING_TO_RUN_WAIT_S = 0.001
 
 logger = logging.getLogger(__name__)
+
+
+class _InFlight(NamedTuple):
+    """A step that was launched, and the masks that its sampling waits for."""
+
+    planned: SchedulerOutput
+    handle: Handle
+    masks: Future[GrammarMasks] | None
 
 
 class EngineCore:
@@ -54,8 +65,10 @@ class EngineCore:
         depth: int = 1,
         incarnation: int = 0,
         watch: StepWatch | None = None,
+        structured_output: StructuredOutput | None = None,
     ) -> None:
         self.executor = executor
+        self.structured_output = structured_output or NoStructuredOutput()
         self.scheduler = scheduler
         self._block_hasher = block_hasher
         self._depth = depth
@@ -63,7 +76,7 @@ class EngineCore:
         self._watch = watch or NoStepWatch()
         self._quarantine = Quarantine()
         scheduler.gates = (*scheduler.gates, self._quarantine)
-        self._in_flight: deque[tuple[SchedulerOutput, Handle]] = deque()
+        self._in_flight: deque[_InFlight] = deque()
         self._aborts: queue.SimpleQueue[Sequence[str]] = queue.SimpleQueue()
         self._refused: dict[int, list[EngineCoreOutput]] = {}
         self._calls: dict[str, Callable[..., Any]] = {
@@ -86,6 +99,7 @@ class EngineCore:
         """
         try:
             request = Request(message, self._block_hasher)
+            self.structured_output.begin(request)
         except Exception as error:
             return partial(self._refuse, message, error)
         return partial(self._admit, message, request)
@@ -125,22 +139,28 @@ class EngineCore:
 
     def _launch(self) -> None:
         planned = self.scheduler.schedule()
+        for request_id, reason in self.structured_output.take_failed().items():
+            self.scheduler.fail_request(request_id, reason)
+        masks = self.structured_output.begin_masks(planned, self.scheduler.requests)
         self._watch.launched(planned)
         try:
             handle = self.executor.execute(planned)
         except Exception as error:
             raise _StepFailed(planned, [*self._steps_in_flight(), planned], error) from error
-        self._in_flight.append((planned, handle))
+        self._in_flight.append(_InFlight(planned, handle, masks))
         if not _says_anything(planned):
             time.sleep(NOTHING_TO_RUN_WAIT_S)
 
     def _finish_oldest(self) -> dict[int, list[EngineCoreOutput]]:
-        planned, handle = self._in_flight[0]
+        planned, handle, coming_masks = self._in_flight[0]
         try:
-            done = self.executor.sample(handle)
+            masks = None if coming_masks is None else coming_masks.result()
+            done = self.executor.sample(handle, masks)
         except Exception as error:
             raise _StepFailed(planned, self._steps_in_flight(), error) from error
         self._in_flight.popleft()
+        if masks is not None:
+            done.failed |= masks.failed
         # An abort that came while the step ran must win over its tokens.
         self._drain_aborts()
         outputs = self.scheduler.update_from_output(planned, done)
@@ -148,7 +168,7 @@ class EngineCore:
         return outputs
 
     def _steps_in_flight(self) -> list[SchedulerOutput]:
-        return [step for step, _ in self._in_flight]
+        return [each.planned for each in self._in_flight]
 
     # A step fails
 
@@ -242,6 +262,7 @@ class EngineCore:
     def shutdown(self) -> None:
         """Release workers, device memory and threads. Steps in flight are dropped."""
         self._in_flight.clear()
+        self.structured_output.shutdown()
         self.executor.shutdown()
 
 

@@ -25,6 +25,7 @@ from octavo.words.kv_cache_spec import (
 )
 from octavo.words.messages import (
     CachedRequestData,
+    GrammarMasks,
     LogprobsRow,
     ModelRunnerOutput,
     NewRequestData,
@@ -150,7 +151,7 @@ class SimulatedExecutor:
         self._in_flight.append(in_flight)
         return in_flight
 
-    def sample(self, handle: _StepInFlight, grammar_masks: Any = None) -> ModelRunnerOutput:
+    def sample(self, handle: _StepInFlight, grammar_masks: GrammarMasks | None = None) -> ModelRunnerOutput:
         """Return the oldest step's result, waiting out its time."""
         if not self._in_flight or self._in_flight[0] is not handle:
             raise InconsistentStep(f"step {handle.result.step_id} is not the oldest in flight")

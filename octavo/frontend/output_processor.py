@@ -192,6 +192,7 @@ class _Choice:
         self.finish_reason: str | None = None
         self.moved = False
         self._index = core_request.sampling.choice_index
+        self._eos_token_ids = core_request.sampling.eos_token_ids
         self._text = None if readable is None else IncrementalDetokenizer(readable, prompt, params)
         self._logprob_texts = None if params.logprobs is None else LogprobTexts(readable, prompt)
         self._token_ids: list[int] = []
@@ -256,7 +257,13 @@ class _Choice:
     def _take_text(self, output: EngineCoreOutput) -> str | None:
         if self._text is None:
             return None
-        return self._text.append(output.new_token_ids, output.finish_reason is FinishReason.STOP)
+        return self._text.append(output.new_token_ids, self._ends_with_a_token(output))
+
+    def _ends_with_a_token(self, output: EngineCoreOutput) -> bool:
+        """Whether the newest token is the one that ended the choice: a grammar that is complete ends it after text."""
+        if output.finish_reason is not FinishReason.STOP or not output.new_token_ids:
+            return False
+        return output.stop_reason is not None or output.new_token_ids[-1] in self._eos_token_ids
 
     def _num_kept(self) -> int:
         """Tokens of the newest output up to the one that completed the stop string."""
