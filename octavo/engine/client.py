@@ -27,6 +27,11 @@ class EngineCoreClient(Protocol):
     @property
     def info(self) -> EngineInfo: ...
 
+    @property
+    def problem(self) -> str | None:
+        """Why the core cannot answer just now, None if it can. Says at once what is known, without asking the core."""
+        ...
+
     def add_request(self, request: EngineCoreRequest) -> None:
         """Hand a request over; an error of this request comes back as its output."""
         ...
@@ -71,6 +76,10 @@ class InprocClient:
     @property
     def info(self) -> EngineInfo:
         return self._info
+
+    @property
+    def problem(self) -> str | None:
+        return str(self._death or "the engine was shut down") if self._core is None else None
 
     def add_request(self, request: EngineCoreRequest) -> None:
         self._living_core().add_request(request)

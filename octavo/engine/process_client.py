@@ -100,6 +100,10 @@ class ProcessClient:
         return self._ready.result()
 
     @property
+    def problem(self) -> str | None:
+        return self._cause_of_death
+
+    @property
     def cause_of_death(self) -> str | None:
         """Why the core serves no more, root cause last; None while it does."""
         return self._cause_of_death

@@ -46,6 +46,7 @@ WELL_AFTER_S = 300.0
 STUCK_STEP_FACTOR = 20
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 30.0
 DEATHS_OF_THE_GUILTY = 2
+RECOVERING = "the engine core is being started again; ask later"
 # The incarnation of what the supervisor says itself; it is never out of date.
 OWN_WORDS = -1
 
@@ -122,6 +123,16 @@ class Supervisor:
         """What happened so far."""
         return self._stats
 
+    @property
+    def problem(self) -> str | None:
+        if self._death is not None:
+            return str(self._death)
+        if self._state is not EngineState.READY:
+            return RECOVERING
+        if self._progress.is_late:
+            return f"the engine core has made no progress for {self._progress.stalled_s:.0f} s"
+        return None
+
     def add_request(self, request: EngineCoreRequest) -> None:
         with self._lock:
             self._check_alive()
@@ -166,15 +177,14 @@ class Supervisor:
 
     def check_health(self) -> None:
         """Return if the core is ready and makes progress where it has work; answers at once, whatever the core does."""
-        with self._lock:
-            self._check_ready()
-        if self._progress.is_late:
-            raise EngineError(f"the engine core has made no progress for {self._progress.stalled_s:.0f} s")
+        self._check_alive()
+        if (problem := self.problem) is not None:
+            raise EngineError(problem)
 
     def metrics(self) -> list[Metric]:
         stats = self._stats
         return [
-            Gauge("octavo:engine_ready", float(self._state is EngineState.READY and not self._progress.is_late)),
+            Gauge("octavo:engine_ready", float(self.problem is None)),
             Counter("octavo:engine_restarts", stats.restarts),
             Counter("octavo:request_replays", stats.replays),
             Counter("octavo:requests_ended_with_engine", stats.convictions),
@@ -198,7 +208,7 @@ class Supervisor:
     def _check_ready(self) -> None:
         self._check_alive()
         if self._state is not EngineState.READY:
-            raise EngineError("the engine core is being started again; ask later")
+            raise EngineError(RECOVERING)
 
     def _tell_core(self, tell: Callable[[ProcessClient], None]) -> None:
         """A core that is not there, or no more, is told by the replay."""

@@ -220,6 +220,11 @@ class AsyncLLM:
         return len(self._slots)
 
     @property
+    def problem(self) -> str | None:
+        """Why the core cannot answer just now, None if it can; it may come back. Answers at once."""
+        return self._client.problem
+
+    @property
     def errored(self) -> bool:
         """Whether the core has failed; it answers no more requests then."""
         return self._death is not None
