@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from octavo.engine.metric import Gauge
 from octavo.engine.process_client import OutputQueue
 from octavo.engine.step_watch import SharedStepWatch, StepWatchPage
 from octavo.engine.supervisor import EngineState, Supervisor, _Progress
@@ -207,8 +208,12 @@ def test_requests_may_come_and_go_while_there_is_no_core(stage: Stage) -> None:
     for ask in (stage.supervisor.check_health, lambda: stage.supervisor.call("stats")):
         with pytest.raises(EngineError, match="being started again"):
             ask()
+    assert stage.supervisor.problem == "the engine core is being started again; ask later"
+    assert Gauge("octavo:engine_ready", 0.0) in stage.supervisor.metrics()
     stage.core.may_be_ready.set()
     assert soon(lambda: stage.supervisor.state is EngineState.READY)
+    assert stage.supervisor.problem is None
+    assert Gauge("octavo:engine_ready", 1.0) in stage.supervisor.metrics()
     assert list(stage.core.requests) == ["stays", "comes"]
     stage.supervisor.check_health()
 

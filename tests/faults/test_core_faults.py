@@ -160,10 +160,9 @@ def test_a_request_that_kills_the_core_every_time_ends_with_an_error_and_nobody_
     assert answers == undisturbed
 
 
-@pytest.mark.parametrize("options", [{"on_engine_death": "exit"}, {"max_engine_restarts": 0}])
-def test_without_restarts_every_stream_is_told_at_once(folder: Path, options: dict[str, Any]) -> None:
+def test_without_restarts_every_stream_is_told_at_once(folder: Path) -> None:
     """Case CO01, the classic behaviour."""
-    llm = start(folder, **options)
+    llm = start(folder, on_engine_death="exit")
     core = supervisor_of(llm)
 
     async def ask() -> list[BaseException | list[Any]]:
