@@ -124,6 +124,13 @@ def test_at_other_block_sizes(subject: Subject, block_size: int) -> None:
     assert_same(outputs, subject.alone, subject.tolerance)
 
 
+def test_op_by_op(subject: Subject) -> None:
+    with LLM(**subject.options, enforce_eager=True) as llm:
+        outputs = ask(llm, subject.prompts)
+        assert llm.info.graph is not None and not llm.info.graph.captured
+    assert_same(outputs, subject.alone, subject.tolerance)
+
+
 def test_in_a_background_process(subject: Subject) -> None:
     with LLM(**subject.options, multiprocess=True) as llm:
         outputs = ask(llm, subject.prompts)
