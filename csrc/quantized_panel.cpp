@@ -4,7 +4,6 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
-#include <stdexcept>
 
 #include "half.h"
 
@@ -306,9 +305,12 @@ void pack_blocks(WeightFormat format, const Byte* row, std::size_t begin, std::s
         case WeightFormat::q4_k: return pack<WeightFormat::q4_k, Q4_K>(row, begin, end, to);
         case WeightFormat::q5_k: return pack<WeightFormat::q5_k, Q5_K>(row, begin, end, to);
         case WeightFormat::q6_k: return pack<WeightFormat::q6_k, Q6_K>(row, begin, end, to);
-        case WeightFormat::int8: break;
+        case WeightFormat::int8: return;  // no file has blocks of it
     }
-    throw std::invalid_argument("no file has blocks of int8");
+}
+
+bool is_quantizer(WeightFormat format) {
+    return format == WeightFormat::q8_0 || format == WeightFormat::q4_0 || format == WeightFormat::int8;
 }
 
 void quantize_row(WeightFormat format, const float* row, PanelColumn to) {
@@ -316,7 +318,7 @@ void quantize_row(WeightFormat format, const float* row, PanelColumn to) {
         case WeightFormat::q8_0: return quantize_q8_0(row, to);
         case WeightFormat::q4_0: return quantize_q4_0(row, to);
         case WeightFormat::int8: return quantize_int8(row, to);
-        default: throw std::invalid_argument("numbers are quantised to Q8_0, Q4_0 and int8 only");
+        default: return;
     }
 }
 

@@ -19,7 +19,10 @@ struct PanelColumn {
 // format's blocks, so that a panel can be written while it is in the cache.
 void pack_blocks(WeightFormat format, const std::uint8_t* row, std::size_t begin, std::size_t end, PanelColumn to);
 
-// Numbers [num_groups * 32], zeros where k ends, to the nearest of the format: Q8_0, Q4_0 or int8.
+// Whether numbers can be quantised to the format: Q8_0, Q4_0 and int8.
+bool is_quantizer(WeightFormat format);
+
+// Numbers [num_groups * 32], zeros where k ends, to the nearest of such a format.
 void quantize_row(WeightFormat format, const float* row, PanelColumn to);
 
 // The inverse: num_groups * 32 numbers.

@@ -24,7 +24,11 @@ class ModelConfig:
     ] = "auto"
     quantization: Annotated[
         str | None,
-        Option("Weight quantisation; none = dequantise to dtype at load.", choices=("none",)),
+        Option(
+            "Weights: gguf = the file's own block formats (default for a GGUF file), none = dense in dtype (a GGUF file "
+            "is dequantised at load), int8 or int4 = quantised at load, activations to int8.",
+            choices=("none", "gguf", "int8", "int4"),
+        ),
     ] = None
     max_model_len: Annotated[
         int | str | None,
