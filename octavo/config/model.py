@@ -25,8 +25,8 @@ class ModelConfig:
     quantization: Annotated[
         str | None,
         Option(
-            "Weights: gguf = the file's own block formats (default for a GGUF file), none = dense in dtype (a GGUF file "
-            "is dequantised at load), int8 or int4 = quantised at load, activations to int8.",
+            "Weights: gguf = the file's own block formats (a GGUF file's default), none = dense in dtype (a GGUF file "
+            "is dequantised), int8 or int4 = quantised at load; all but none multiply with int8 activations.",
             choices=("none", "gguf", "int8", "int4"),
         ),
     ] = None

@@ -14,7 +14,7 @@ from octavo.cli.main import main
 from octavo.config.flat import config_from_kwargs
 from octavo.device.loader.load import load_weights
 from octavo.device.platform.detect import detect_caps
-from octavo.device.worker.build import build_empty_model
+from octavo.device.worker.build import build_empty_model, build_kernels
 from octavo.device.worker.memory import parameter_bytes
 from octavo.frontend.llm import LLM
 from octavo.plan.kv_specs import kv_cache_specs
@@ -34,7 +34,7 @@ def facts_and_plan(model: str, **options: object) -> tuple[ModelFacts, Plan]:
 def test_specs_from_facts_are_those_of_the_models_own_layers(architecture: str, tmp_path: Path) -> None:
     facts, plan = facts_and_plan(str(save_tiny_model(tmp_path, architecture)), block_size=32)
     with torch.device("meta"):
-        model = build_empty_model(plan, facts)
+        model = build_empty_model(plan, facts, build_kernels(plan))
     assert kv_cache_specs(facts, plan) == model.kv_cache_specs()
 
 
@@ -53,7 +53,7 @@ def test_smollm2_has_the_known_figures(smollm2: str) -> None:
 def test_weights_take_what_was_estimated(smollm2: str, quantization: str | None) -> None:
     pytest.importorskip("octavo._native", reason="built without the native module")
     facts, plan = facts_and_plan(smollm2, quantization=quantization, max_model_len=64)
-    model = build_empty_model(plan, facts)
+    model = build_empty_model(plan, facts, build_kernels(plan))
     load_weights(model, resolve_model(smollm2))
     assert parameter_bytes(model) == pytest.approx(plan.weight_bytes, rel=0.01)
     if quantization is None:

@@ -52,7 +52,7 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         _, architecture, *quantization = request.param.split()
         save_tiny_model(folder / "model", architecture)
         options |= {"model": str(folder / "model"), "tokenizer": str(folder / "succ")}
-        options |= {"quantization": name for name in quantization}
+        options["quantization"] = quantization[0] if quantization else None
         vocab_size = 259
     prompts = random_prompts(vocab_size)
     with LLM(**options, enable_prefix_caching=False) as llm:

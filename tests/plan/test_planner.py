@@ -228,7 +228,7 @@ def test_weights_quantised_at_load_take_the_bytes_of_their_bits() -> None:
             SMALL,
             PLAIN,
             "int8",
-            "quantization=int8 cannot be had: it needs native kernels, and those here are reference",
+            "quantization=int8 cannot be had: it needs native kernels, and those here are ref",
         ),
         (GGUF, PLAIN, "gguf", "quantization=gguf cannot be had: it needs native kernels"),
         (SMALL, NATIVE, "awq", "quantization.*none, gguf, int8, int4"),

@@ -19,6 +19,7 @@ from octavo.checkpoint.resolve import Checkpoint
 from octavo.device.layers.weight_map import WeightMap
 from octavo.device.loader.dummy import dummy_values, fill_dummy
 from octavo.device.loader.gguf import GGUFSource
+from octavo.device.loader.progress import shard_progress
 from octavo.device.loader.safetensors import SafetensorsSource
 from octavo.device.loader.source import Move, StoredTensor, WeightSource
 from octavo.device.loader.weight_map import NameResolver, Placement
@@ -94,13 +95,15 @@ def _fill(model: LoadableModel, parameters: dict[str, Tensor], source: WeightSou
     moves, batches = plan_moves(parameters, model.weight_map, source), _batches(parameters)
     modules = dict(model.named_modules())
     parameters.clear()
-    for batch in batches:
-        stacks = {name: moves.pop(name) for name in batch}
-        _fill_batch(modules, stacks, source)
-        stored = [move.stored for stack in stacks.values() for move in stack]
-        del stacks
-        yield len(stored), sum(tensor.nbytes for tensor in stored)
-        _finish(modules, batch)
+    with shard_progress([move.stored.file for stack in moves.values() for move in stack]) as progress:
+        for batch in batches:
+            stacks = {name: moves.pop(name) for name in batch}
+            _fill_batch(modules, stacks, source)
+            stored = [move.stored for stack in stacks.values() for move in stack]
+            del stacks
+            progress.add([tensor.file for tensor in stored])
+            yield len(stored), sum(tensor.nbytes for tensor in stored)
+            _finish(modules, batch)
 
 
 def _fill_batch(modules: Mapping[str, nn.Module], stacks: Mapping[str, list[Move]], source: WeightSource) -> None:

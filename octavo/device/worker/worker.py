@@ -11,7 +11,7 @@ from octavo.config.engine_config import EngineConfig
 from octavo.device.layers.attention import attention_layers
 from octavo.device.loader.load import LoadReport, load_weights
 from octavo.device.platform.detect import detect_caps
-from octavo.device.worker.build import build_empty_model, build_extension, build_model_runner
+from octavo.device.worker.build import build_empty_model, build_extension, build_kernels, build_model_runner
 from octavo.device.worker.dummy import dummy_end, dummy_kv_cache_config, dummy_step
 from octavo.device.worker.memory import PROFILED_TOKENS, parameter_bytes, step_bytes
 from octavo.device.worker.model_runner import Step
@@ -20,7 +20,7 @@ from octavo.plan.plan import Plan
 from octavo.util.byte_size import format_byte_size
 from octavo.words.errors import InsufficientMemoryError, UnsupportedError
 from octavo.words.kv_cache_spec import AnyKVCacheSpec, KVCacheConfig
-from octavo.words.messages import ModelRunnerOutput, SchedulerOutput
+from octavo.words.messages import GrammarMasks, ModelRunnerOutput, SchedulerOutput
 from octavo.words.model_facts import ModelFacts
 
 EXTENSION_PREFIX = "extension."
@@ -47,7 +47,8 @@ class Worker:
     def load_model(self) -> LoadReport:
         """Build the model and fill it from the checkpoint."""
         with torch_threads(self._plan.num_threads):
-            self.model = build_empty_model(self._plan, self._facts)
+            kernels = build_kernels(self._plan)
+            self.model = build_empty_model(self._plan, self._facts, kernels)
             report = load_weights(
                 self.model,
                 self._checkpoint,
@@ -55,7 +56,7 @@ class Worker:
                 seed=self._config.model.seed,
                 num_threads=self._plan.num_threads,
             )
-        self.model_runner = build_model_runner(self._config, self._plan, self._facts, self.model)
+        self.model_runner = build_model_runner(self._config, self._plan, self._facts, self.model, kernels)
         return report
 
     def get_kv_cache_specs(self) -> dict[str, AnyKVCacheSpec]:
@@ -110,10 +111,14 @@ class Worker:
         with self._threads():
             return self.model_runner.execute(step)
 
-    def sample(self, handle: Step, grammar_masks: Any | None = None) -> ModelRunnerOutput:
+    def sample(self, handle: Step, grammar_masks: GrammarMasks | None = None) -> ModelRunnerOutput:
         """Finish a step that ``execute`` began."""
         with self._threads():
             return self.model_runner.sample(handle, grammar_masks)
+
+    def forget_requests(self) -> None:
+        """Drop every request: a step failed half-way. What the KV cache holds stays."""
+        self.model_runner.forget_requests()
 
     def collective_rpc(self, name: str, *args: Any) -> Any:
         """Call a public method of the worker, or with ``extension.`` before its name one of the extension.

@@ -22,7 +22,7 @@ from octavo.device.loader.load import load_weights
 from octavo.device.ops.kernels import load_kernels
 from octavo.device.ops.native.quantized import StoredRows
 from octavo.device.platform.detect import detect_caps
-from octavo.device.worker.build import build_empty_model
+from octavo.device.worker.build import build_empty_model, build_kernels
 from octavo.device.worker.memory import parameter_bytes
 from octavo.plan.planner import make_plan
 from tests.tiny_models import save_tiny_model
@@ -38,7 +38,8 @@ def _one_thread() -> None:
 def empty_model(name: str, quantization: str | None) -> nn.Module:
     config = config_from_kwargs(model=name, quantization=quantization, dtype="float32", max_model_len=64)
     facts = read_model_facts(resolve_model(name))
-    return build_empty_model(make_plan(config, facts, detect_caps("cpu")), facts)
+    plan = make_plan(config, facts, detect_caps("cpu"))
+    return build_empty_model(plan, facts, build_kernels(plan))
 
 
 def loaded(name: str, quantization: str | None) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Weights of a few bits: exact in the integers they store, and bitwise the same for any rows, threads and instructions."""
+"""Weights of a few bits: exact in their integers, and bitwise the same for any rows, threads and instructions."""
 
 from __future__ import annotations
 
@@ -78,10 +78,15 @@ def assert_is_product(got: Tensor, x: Tensor, weight: Tensor, bias: Tensor | Non
 
 
 def pack(
-    name: str, rows: Bytes, columns: int, *, isa: str = "auto", threads: int = 2, **options: Tensor
+    name: str,
+    rows: Bytes,
+    columns: int,
+    *,
+    isa: str = "auto",
+    bias: Tensor | None = None,
+    dtype: torch.dtype = torch.float32,
 ) -> PackedWeight:
-    dtype, bias = options.pop("dtype", torch.float32), options.pop("bias", None)
-    return pack_quantized(open_native(threads, isa), [(name, StoredRows(name, rows))], columns, bias, dtype)
+    return pack_quantized(open_native(2, isa), [(name, StoredRows(name, rows))], columns, bias, dtype)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
