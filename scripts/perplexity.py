@@ -3,8 +3,8 @@
     python scripts/perplexity.py qwen2.5-coder-0.5b none/float32 gguf int8 int4 none/bfloat16
 
 A setting is QUANTIZATION or QUANTIZATION/DTYPE. The text is the language reference that CPython carries for ``help()``
-(``pydoc_data.topics``, of the standard library): English prose with some code, there wherever Python is, and the same for
-one version of Python. Its hash is printed. It is cut into windows of tokens; the first token of each predicts nothing.
+(``pydoc_data.topics``, of the standard library): English prose with some code, there wherever Python is, and the same
+for one version of Python. Its hash is printed. It is cut into windows of tokens that do not see each other.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import hashlib
 import math
 from collections.abc import Iterator
 from importlib import import_module
+from typing import Any
 
 from octavo import LLM, SamplingParams
 
@@ -44,7 +45,7 @@ def reference_text() -> str:
 def perplexity(model: str, setting: str, text: str, num_tokens: int, window: int) -> float:
     """exp of the mean negative logprob of the text's tokens."""
     quantization, _, dtype = setting.partition("/")
-    options = {"quantization": quantization, "dtype": dtype or "auto", "enable_prefix_caching": False}
+    options: dict[str, Any] = {"quantization": quantization, "dtype": dtype or "auto", "enable_prefix_caching": False}
     with LLM(model, max_model_len=window + 1, disable_log_stats=True, **options) as llm:
         token_ids = llm.get_tokenizer().encode(text)[:num_tokens]
         found = list(logprobs(llm, token_ids, window))
@@ -54,7 +55,7 @@ def perplexity(model: str, setting: str, text: str, num_tokens: int, window: int
 def logprobs(llm: LLM, token_ids: list[int], window: int) -> Iterator[float]:
     for start in range(0, len(token_ids) - 1, window):
         prompt = token_ids[start : start + window]
-        (output,) = llm.generate([{"prompt_token_ids": prompt}], PARAMS, use_tqdm=False)
+        (output,) = llm.generate(prompt, PARAMS, use_tqdm=False)
         for token_id, row in zip(prompt[1:], (output.prompt_logprobs or [])[1:], strict=False):
             if row is not None:
                 yield row[token_id].logprob

@@ -200,6 +200,7 @@ def _assemble(
         policy=config.scheduler.scheduling_policy,
         watermark=config.scheduler.watermark,
         max_steps_in_flight=plan.max_steps_in_flight,
+        max_step_seconds=config.scheduler.max_step_ms / 1e3,
     )
     hasher = make_block_hasher(kv_cache_config.hash_block_size) if plan.enable_prefix_caching else None
     structured_output = _structured_output(parts)
