@@ -15,7 +15,7 @@ class LoadConfig:
     load_format: Annotated[
         str,
         Option(
-            "Weight files; auto = by what is there, dummy = seeded random weights, mock = no model: tokens are made up.",
+            "Weight files; auto = by what is there, dummy = seeded random weights, mock = no model at all.",
             choices=("auto", "safetensors", "gguf", "dummy", "mock"),
         ),
     ] = "auto"
