@@ -1,14 +1,8 @@
 #include "linear.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
-#include <new>
 #include <stdexcept>
-
-#if defined(__linux__)
-#include <sys/mman.h>
-#endif
 
 #include "isa.h"
 #include "simd/linear.h"
@@ -19,7 +13,6 @@ namespace {
 constexpr IsaTable<LinearKernels> kKernels{&generic::linear_kernels, OCTAVO_AVX2_OR_NULL(avx2::linear_kernels)};
 KernelCounter linear_float32("linear_float32"), linear_bfloat16("linear_bfloat16");
 
-constexpr std::size_t kHugePage = 2 << 20;
 constexpr std::size_t kTaskBytes = 128 << 10;       // of weights: some microseconds, so that threads end together
 constexpr std::size_t kRowsBytes = 256 << 10;       // of inputs that stay in the second-level cache
 constexpr std::size_t kPackedAtOnce = 64;            // of k: 4 KiB of a float32 panel
@@ -27,7 +20,6 @@ constexpr std::size_t kRowsAtOnce = 6;              // as in the micro-kernel
 
 std::size_t round_up(std::size_t number, std::size_t step) { return (number + step - 1) / step * step; }
 std::size_t divide_up(std::size_t number, std::size_t divisor) { return (number + divisor - 1) / divisor; }
-std::size_t item_bytes(NumberType type) { return type == NumberType::float32 ? 4 : 2; }
 
 // k per 64 bytes of a panel: see the layouts in simd/linear.cpp.
 std::size_t step_of(NumberType type) { return type == NumberType::float32 ? 1 : 2; }
@@ -51,6 +43,10 @@ void pack_panel(const Number* weight, std::size_t num_lanes, std::size_t k, std:
 template <class Number>
 void unpack_row(const Number* panel, std::size_t lane, std::size_t k, std::size_t step, Number* row) {
     for (std::size_t i = 0; i < k; ++i) row[i] = panel[place(lane, i, step)];
+}
+
+[[noreturn]] void throw_other_type() {
+    throw std::invalid_argument("a dense weight takes and gives numbers of its own type; results may be float32 too");
 }
 
 std::vector<float> padded_bias(NumberType type, const void* bias, std::size_t count) {
@@ -84,86 +80,70 @@ const float* widened(ThreadPool& pool, const void* x, std::size_t num_rows, std:
 
 }  // namespace
 
-// Zero beyond what is written: padding of the last panel, and of the last pair of k.
-Arena::Arena(std::size_t bytes) : bytes_(std::max<std::size_t>(bytes, 64)) {
-#if defined(__linux__)
-    void* found = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (found == MAP_FAILED) throw std::bad_alloc();
-    data_ = static_cast<char*>(found);
-    if (bytes_ >= kHugePage) madvise(data_, bytes_, MADV_HUGEPAGE);
-#else
-    data_ = static_cast<char*>(::operator new(bytes_, std::align_val_t{64}));
-    std::memset(data_, 0, bytes_);
-#endif
-}
-
-Arena::~Arena() {
-#if defined(__linux__)
-    munmap(data_, bytes_);
-#else
-    ::operator delete(data_, std::align_val_t{64});
-#endif
-}
-
 PackedLinear::PackedLinear(ThreadPool& pool, NumberType type, const void* weight, const void* bias,
                            std::size_t num_columns, std::size_t k)
-    : type_(type), num_columns_(num_columns), k_(k), panels_(num_panels() * panel_bytes()),
+    : PackedMatrix(num_columns, k), type_(type), panels_(num_panels() * panel_bytes()),
       bias_(padded_bias(type, bias, num_columns)) {
+    // Padding of the last panel, and of the last pair of k, stays the arena's zeros.
     const std::size_t step = step_of(type);
     pool.run(num_panels(), [&](std::size_t panel, int) {
-        const std::size_t lanes = std::min(kPanelColumns, num_columns_ - panel * kPanelColumns);
-        const char* from = static_cast<const char*>(weight) + panel * kPanelColumns * k_ * item_bytes(type_);
+        const std::size_t lanes = std::min(kPanelColumns, num_columns - panel * kPanelColumns);
+        const char* from = static_cast<const char*>(weight) + panel * kPanelColumns * k * item_bytes(type_);
         char* to = panels_.data() + panel * panel_bytes();
         if (type_ == NumberType::float32) {
-            pack_panel(reinterpret_cast<const float*>(from), lanes, k_, step, reinterpret_cast<float*>(to));
+            pack_panel(reinterpret_cast<const float*>(from), lanes, k, step, reinterpret_cast<float*>(to));
         } else {
-            pack_panel(reinterpret_cast<const std::uint16_t*>(from), lanes, k_, step,
+            pack_panel(reinterpret_cast<const std::uint16_t*>(from), lanes, k, step,
                        reinterpret_cast<std::uint16_t*>(to));
         }
     });
 }
 
-std::size_t PackedLinear::num_panels() const { return divide_up(num_columns_, kPanelColumns); }
+std::size_t PackedLinear::num_panels() const { return divide_up(num_columns(), kPanelColumns); }
 
-std::size_t PackedLinear::panel_bytes() const { return divide_up(k_, step_of(type_)) * 64; }
+std::size_t PackedLinear::panel_bytes() const { return divide_up(k(), step_of(type_)) * 64; }
 
-void PackedLinear::run(ThreadPool& pool, const void* x, std::size_t num_rows, NumberType out_type, void* out) const {
+void PackedLinear::run(ThreadPool& pool, const void* x, NumberType x_type, std::size_t num_rows, NumberType out_type,
+                       void* out) const {
+    if (x_type != type_ || (out_type != type_ && out_type != NumberType::float32)) throw_other_type();
     (type_ == NumberType::float32 ? linear_float32 : linear_bfloat16).add();
     if (num_rows == 0) return;
     const LinearKernels& kernels = kKernels.active();
     const auto kernel = type_ == NumberType::float32      ? kernels.float32
                         : out_type == NumberType::float32 ? kernels.bfloat16_float32
                                                           : kernels.bfloat16;
-    const float* rows = type_ == NumberType::float32 ? static_cast<const float*>(x) : widened(pool, x, num_rows, k_);
-    const std::size_t row_step = std::clamp(round_up(kRowsBytes / (4 * k_ + 1), kRowsAtOnce), kRowsAtOnce, num_rows + 5);
+    const float* rows = type_ == NumberType::float32 ? static_cast<const float*>(x) : widened(pool, x, num_rows, k());
+    const std::size_t row_step = std::clamp(round_up(kRowsBytes / (4 * k() + 1), kRowsAtOnce), kRowsAtOnce, num_rows + 5);
     // Pairs of panels: few rows take two at once.
     const std::size_t panel_step = std::clamp<std::size_t>(kTaskBytes / panel_bytes() / 2 * 2, 2, 8);
     const std::size_t panel_tasks = divide_up(num_panels(), panel_step);
     pool.run(panel_tasks * divide_up(num_rows, row_step), [&](std::size_t task, int) {
         const std::size_t row = task / panel_tasks * row_step, panel = task % panel_tasks * panel_step;
         const std::size_t column = panel * kPanelColumns;
-        kernel({.x = rows + row * k_,
+        kernel({.x = rows + row * k(),
                 .num_rows = std::min(row_step, num_rows - row),
-                .k = k_,
+                .k = k(),
                 .panels = panels_.data() + panel * panel_bytes(),
                 .num_panels = std::min(panel_step, num_panels() - panel),
                 .bias = bias_.empty() ? nullptr : bias_.data() + column,
-                .out = static_cast<char*>(out) + (row * num_columns_ + column) * item_bytes(out_type),
-                .out_stride = num_columns_,
-                .num_columns = num_columns_ - column});
+                .out = static_cast<char*>(out) + (row * num_columns() + column) * item_bytes(out_type),
+                .out_stride = num_columns(),
+                .num_columns = num_columns() - column});
     });
 }
 
-void PackedLinear::unpack_rows(ThreadPool& pool, const std::int64_t* ids, std::size_t num_ids, void* out) const {
+void PackedLinear::unpack_rows(ThreadPool& pool, const std::int64_t* ids, std::size_t num_ids, NumberType out_type,
+                               void* out) const {
+    if (out_type != type_) throw_other_type();
     const std::size_t step = step_of(type_);
     pool.run(num_ids, [&](std::size_t i, int) {
         const std::size_t id = static_cast<std::size_t>(ids[i]), lane = id % kPanelColumns;
         const char* panel = panels_.data() + id / kPanelColumns * panel_bytes();
-        char* row = static_cast<char*>(out) + i * k_ * item_bytes(type_);
+        char* row = static_cast<char*>(out) + i * k() * item_bytes(type_);
         if (type_ == NumberType::float32) {
-            unpack_row(reinterpret_cast<const float*>(panel), lane, k_, step, reinterpret_cast<float*>(row));
+            unpack_row(reinterpret_cast<const float*>(panel), lane, k(), step, reinterpret_cast<float*>(row));
         } else {
-            unpack_row(reinterpret_cast<const std::uint16_t*>(panel), lane, k_, step,
+            unpack_row(reinterpret_cast<const std::uint16_t*>(panel), lane, k(), step,
                        reinterpret_cast<std::uint16_t*>(row));
         }
     });

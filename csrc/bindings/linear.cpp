@@ -29,14 +29,16 @@ void construct(PackedLinear* self, ThreadPool& pool, std::string_view dtype, std
     new (self) PackedLinear(pool, type, address(weight), address(bias), num_columns, k);
 }
 
-void run(const PackedLinear& self, ThreadPool& pool, std::uintptr_t x, std::size_t num_rows, std::uintptr_t out,
-         bool float32_out) {
-    self.run(pool, address(x), num_rows, float32_out ? NumberType::float32 : self.type(),
+NumberType number_type(bool is_bfloat16) { return is_bfloat16 ? NumberType::bfloat16 : NumberType::float32; }
+
+void run(const PackedMatrix& self, ThreadPool& pool, std::uintptr_t x, bool x_is_bfloat16, std::size_t num_rows,
+         std::uintptr_t out, bool out_is_bfloat16) {
+    self.run(pool, address(x), number_type(x_is_bfloat16), num_rows, number_type(out_is_bfloat16),
              reinterpret_cast<void*>(out));
 }
 
-void unpack_rows(const PackedLinear& self, ThreadPool& pool, std::uintptr_t ids, std::size_t num_ids,
-                 std::uintptr_t out) {
+void unpack_rows(const PackedMatrix& self, ThreadPool& pool, std::uintptr_t ids, std::size_t num_ids,
+                 std::uintptr_t out, bool is_bfloat16) {
     const auto* first = static_cast<const std::int64_t*>(address(ids));
     for (std::size_t i = 0; i < num_ids; ++i) {
         if (first[i] < 0 || static_cast<std::size_t>(first[i]) >= self.num_columns()) {
@@ -44,22 +46,28 @@ void unpack_rows(const PackedLinear& self, ThreadPool& pool, std::uintptr_t ids,
                                     std::to_string(self.num_columns()));
         }
     }
-    self.unpack_rows(pool, first, num_ids, reinterpret_cast<void*>(out));
+    self.unpack_rows(pool, first, num_ids, number_type(is_bfloat16), reinterpret_cast<void*>(out));
 }
 
 }  // namespace
 
 void bind_linear(nb::module_& m) {
     using released = nb::call_guard<nb::gil_scoped_release>;
-    nb::class_<PackedLinear>(m, "PackedLinear", "A weight matrix packed for the native linear kernels.")
+    nb::class_<PackedMatrix>(m, "PackedMatrix", "A weight matrix in the form its kernels read.")
+        .def_prop_ro("num_columns", &PackedMatrix::num_columns)
+        .def_prop_ro("k", &PackedMatrix::k)
+        .def_prop_ro("bytes", &PackedMatrix::bytes, "Memory it holds.")
+        .def("run", &run, nb::arg("pool"), nb::arg("x"), nb::arg("x_is_bfloat16"), nb::arg("num_rows"), nb::arg("out"),
+             nb::arg("out_is_bfloat16"), released(),
+             "x [num_rows, k] -> out [num_rows, num_columns], float32 or bfloat16 each. Raises ValueError for types it\n"
+             "does not take.")
+        .def("unpack_rows", &unpack_rows, nb::arg("pool"), nb::arg("ids"), nb::arg("num_ids"), nb::arg("out"),
+             nb::arg("is_bfloat16"), released(),
+             "Rows of the weight, by int64 number. Raises IndexError for one it does not have.");
+    nb::class_<PackedLinear, PackedMatrix>(m, "PackedLinear", "Float32 or bfloat16 weights.")
         .def("__init__", &construct, nb::arg("pool"), nb::arg("dtype"), nb::arg("weight"), nb::arg("bias"),
              nb::arg("num_columns"), nb::arg("k"),
-             "Pack `weight` [num_columns, k] and `bias` [num_columns] (address 0: none), float32 or bfloat16.")
-        .def_prop_ro("bytes", &PackedLinear::bytes)
-        .def("run", &run, nb::arg("pool"), nb::arg("x"), nb::arg("num_rows"), nb::arg("out"), nb::arg("float32_out"),
-             released(), "x [num_rows, k] of the weight's dtype -> out [num_rows, num_columns] of that dtype or float32.")
-        .def("unpack_rows", &unpack_rows, nb::arg("pool"), nb::arg("ids"), nb::arg("num_ids"), nb::arg("out"), released(),
-             "Rows of the weight as it was, by int64 number. Raises IndexError for one it does not have.");
+             "Pack `weight` [num_columns, k] and `bias` [num_columns] (address 0: none), float32 or bfloat16.");
 }
 
 }  // namespace octavo

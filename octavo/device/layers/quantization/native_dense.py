@@ -7,7 +7,7 @@ from torch import nn
 
 from octavo.device.layers.quantization.unquantized import UNQUANTIZED
 from octavo.device.ops.native.context import NativeContext
-from octavo.device.ops.native.linear import PackedWeight
+from octavo.device.ops.native.linear import PackedWeight, pack_dense
 
 
 class NativeDense:
@@ -24,7 +24,7 @@ class NativeDense:
         UNQUANTIZED.create_weights(layer, in_features, out_features, bias=bias, dtype=dtype)
 
     def finish(self, layer: nn.Module) -> None:
-        layer.packed = PackedWeight(self._native, layer.weight, layer.bias)
+        layer.packed = pack_dense(self._native, layer.weight, layer.bias)
         layer.weight = layer.bias = None
 
     def operand(self, layer: nn.Module) -> PackedWeight:

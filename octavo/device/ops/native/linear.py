@@ -12,50 +12,60 @@ from octavo.device.ops.linear import DenseWeight, LinearWeight
 from octavo.device.ops.linear import linear as reference_linear
 from octavo.device.ops.lm_head import lm_head as reference_lm_head
 from octavo.device.ops.native.context import NativeContext
+from octavo.device.ops.native.dtypes import is_bfloat16
 
 PACKED_DTYPES = (torch.float32, torch.bfloat16)
 _DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
 class PackedWeight:
-    """A dense weight (and bias) in the library's own layout; the tensors it was made from are not kept."""
+    """A ``library.PackedMatrix`` of any number format as an operand of the ops."""
 
-    def __init__(self, native: NativeContext, weight: Tensor, bias: Tensor | None = None) -> None:
-        """weight: [out_features, in_features], bias: [out_features] or None; one dtype of ``PACKED_DTYPES``."""
-        self.out_features, self.in_features = weight.shape
-        self.dtype = weight.dtype
-        weight = weight.contiguous()
-        bias = None if bias is None else bias.to(weight.dtype).contiguous()
+    def __init__(self, native: NativeContext, matrix: Any, dtype: torch.dtype) -> None:
+        """dtype: of the activations, one of ``PACKED_DTYPES`` that the matrix takes."""
+        self.matrix = matrix
+        self.dtype = dtype
+        self.out_features, self.in_features = matrix.num_columns, matrix.k
         self._pool = native.pool
-        self._packed: Any = native.library.PackedLinear(
-            native.pool,
-            _DTYPE_NAMES[weight.dtype],
-            weight.data_ptr(),
-            0 if bias is None else bias.data_ptr(),
-            self.out_features,
-            self.in_features,
-        )
+        self._half = is_bfloat16(dtype)
 
     @property
     def nbytes(self) -> int:
         """Memory the packed weight holds."""
-        return self._packed.bytes
+        return self.matrix.bytes
 
     def project(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         if x.dtype != self.dtype or x.shape[-1] != self.in_features:
             raise TypeError(f"rows of {self.in_features} {self.dtype} are asked, not {list(x.shape)} {x.dtype}")
         x = x.contiguous()
         out = torch.empty(*x.shape[:-1], self.out_features, dtype=dtype or self.dtype)
-        num_rows = x.numel() // self.in_features
-        self._packed.run(self._pool, x.data_ptr(), num_rows, out.data_ptr(), out.dtype == torch.float32)
+        num_rows, half = x.numel() // self.in_features, is_bfloat16(out.dtype)
+        self.matrix.run(self._pool, x.data_ptr(), self._half, num_rows, out.data_ptr(), half)
         return out
 
     def rows(self, ids: Tensor) -> Tensor:
-        """ids: [T] int64 below out_features -> those rows of the weight as it was, [T, in_features]."""
+        """ids: [T] int64 below out_features -> those rows of the weight, [T, in_features]."""
         ids = ids.contiguous()
         out = torch.empty(ids.numel(), self.in_features, dtype=self.dtype)
-        self._packed.unpack_rows(self._pool, ids.data_ptr(), ids.numel(), out.data_ptr())
+        self.matrix.unpack_rows(self._pool, ids.data_ptr(), ids.numel(), out.data_ptr(), self._half)
         return out
+
+
+def pack_dense(native: NativeContext, weight: Tensor, bias: Tensor | None = None) -> PackedWeight:
+    """Copy a weight (and bias) into the library's own layout; the tensors are not kept.
+
+    weight: [out_features, in_features], bias: [out_features] or None; one dtype of ``PACKED_DTYPES``.
+    """
+    weight = weight.contiguous()
+    bias = None if bias is None else bias.to(weight.dtype).contiguous()
+    matrix = native.library.PackedLinear(
+        native.pool,
+        _DTYPE_NAMES[weight.dtype],
+        weight.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        *weight.shape,
+    )
+    return PackedWeight(native, matrix, weight.dtype)
 
 
 def linear(native: NativeContext) -> Callable[..., Tensor]:
@@ -81,4 +91,4 @@ def lm_head(native: NativeContext) -> Callable[..., Tensor]:
 
 def packed(native: NativeContext, weight: LinearWeight) -> LinearWeight:
     """Return ``weight`` as the kernels read it: itself, unless it is dense."""
-    return PackedWeight(native, weight.weight, weight.bias) if isinstance(weight, DenseWeight) else weight
+    return pack_dense(native, weight.weight, weight.bias) if isinstance(weight, DenseWeight) else weight

@@ -1,0 +1,44 @@
+// A weight matrix in the form its kernels read, whatever its number format: the one operand of every linear op.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "threads/thread_pool.h"
+
+namespace octavo {
+
+enum class NumberType { float32, bfloat16 };
+
+constexpr std::size_t item_bytes(NumberType type) { return type == NumberType::float32 ? 4 : 2; }
+
+// Immutable once made. A format states which types its methods take, and throws std::invalid_argument for another.
+class PackedMatrix {
+public:
+    virtual ~PackedMatrix() = default;
+    PackedMatrix(const PackedMatrix&) = delete;
+    PackedMatrix& operator=(const PackedMatrix&) = delete;
+
+    // x: [num_rows, k] -> out: [num_rows, num_columns], both contiguous; the bias is part of the matrix. A row's result
+    // depends on that row alone, to the bit.
+    virtual void run(ThreadPool& pool, const void* x, NumberType x_type, std::size_t num_rows, NumberType out_type,
+                     void* out) const = 0;
+
+    // Rows [k] of the weight, e.g. of an embedding, as the kernels see them. ids are below num_columns.
+    virtual void unpack_rows(ThreadPool& pool, const std::int64_t* ids, std::size_t num_ids, NumberType out_type,
+                             void* out) const = 0;
+
+    // Of memory held.
+    virtual std::size_t bytes() const = 0;
+
+    std::size_t num_columns() const { return num_columns_; }
+    std::size_t k() const { return k_; }
+
+protected:
+    PackedMatrix(std::size_t num_columns, std::size_t k) : num_columns_(num_columns), k_(k) {}
+
+private:
+    const std::size_t num_columns_, k_;
+};
+
+}  // namespace octavo
