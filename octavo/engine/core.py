@@ -18,12 +18,14 @@ from typing import Any
 from octavo.control.request import BlockHasher, Request
 from octavo.control.scheduler.scheduler import Scheduler
 from octavo.executor.protocol import Executor, Handle
+from octavo.util.spans import NO_SPANS, Span, SpanRecorder, Spans
 from octavo.words.errors import UnknownOptionError
 from octavo.words.messages import (
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
     FinishReason,
+    ModelRunnerOutput,
     SchedulerOutput,
     SchedulerStats,
 )
@@ -59,11 +61,14 @@ class EngineCore:
         self._in_flight: deque[tuple[SchedulerOutput, Handle]] = deque()
         self._aborts: queue.SimpleQueue[Sequence[str]] = queue.SimpleQueue()
         self._refused: dict[int, list[EngineCoreOutput]] = {}
+        self._spans: Spans = NO_SPANS
         self._calls: dict[str, Callable[..., Any]] = {
             "check_health": executor.check_health,
             "collective_rpc": self._collective_rpc,
             "reset_prefix_cache": scheduler.reset_prefix_cache,
+            "start_profile": self._start_profile,
             "stats": scheduler.stats,
+            "stop_profile": self._stop_profile,
         }
 
     # Requests
@@ -107,17 +112,24 @@ class EngineCore:
         return self._with_refused(outputs)
 
     def _launch(self) -> None:
-        planned = self.scheduler.schedule()
+        with self._spans.span("schedule") as span:
+            planned = self.scheduler.schedule()
+            if span is not None:
+                span.facts.update(step_facts(planned))
         self._in_flight.append((planned, self.executor.execute(planned)))
         if not _says_anything(planned):
             time.sleep(NOTHING_TO_RUN_WAIT_S)
 
     def _finish_oldest(self) -> dict[int, list[EngineCoreOutput]]:
         planned, handle = self._in_flight.popleft()
-        done = self.executor.sample(handle)
+        with self._spans.span("sample") as span:
+            done = self.executor.sample(handle)
+            if span is not None:
+                span.facts.update(step=done.step_id, logit_rows=num_logit_rows(planned, done))
         # An abort that came while the step ran must win over its tokens.
         self._drain_aborts()
-        return self.scheduler.update_from_output(planned, done)
+        with self._spans.span("update"):
+            return self.scheduler.update_from_output(planned, done)
 
     def _with_refused(self, outputs: dict[int, list[EngineCoreOutput]]) -> dict[int, EngineCoreOutputs]:
         refused, self._refused = self._refused, {}
@@ -157,6 +169,14 @@ class EngineCore:
             raise UnknownOptionError(name, kind="call")
         return self._calls[name](*args)
 
+    def _start_profile(self) -> None:
+        self._spans = SpanRecorder("core")
+        self.executor.start_profile()
+
+    def _stop_profile(self) -> list[Span]:
+        spans, self._spans = self._spans.take(), NO_SPANS
+        return spans + self.executor.stop_profile()
+
     def _collective_rpc(self, name: str, *args: Any) -> list[Any]:
         return self.executor.collective_rpc(name, *args)
 
@@ -170,9 +190,26 @@ CALL_RESULTS: dict[str, Any] = {
     "check_health": None,
     "collective_rpc": list[Any],
     "reset_prefix_cache": bool,
+    "start_profile": None,
     "stats": SchedulerStats,
+    "stop_profile": list[Span],
 }
 """The names EngineCore.call knows, each with the type of its answer."""
+
+
+def step_facts(planned: SchedulerOutput) -> dict[str, Any]:
+    """What a step has to do: its number, and per request [tokens computed before it, tokens it computes]."""
+    computed = {new.request_id: new.num_computed_tokens for new in planned.new_requests}
+    computed |= {known.request_id: known.num_computed_tokens for known in planned.cached_requests}
+    requests = [[computed[request_id], number] for request_id, number in planned.num_scheduled_tokens.items()]
+    return {"step": planned.step_id, "requests": requests}
+
+
+def num_logit_rows(planned: SchedulerOutput, done: ModelRunnerOutput) -> int:
+    """Rows a step computed logits for: one per sampled request, and one per draft it verified."""
+    drafts = planned.draft_token_ids
+    rows = zip(done.request_ids, done.sampled_token_ids, strict=True)
+    return sum(1 + len(drafts.get(request_id, ())) for request_id, sampled in rows if sampled)
 
 
 def _says_anything(planned: SchedulerOutput) -> bool:

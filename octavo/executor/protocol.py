@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
+from octavo.util.spans import Span
 from octavo.words.kv_cache_spec import AnyKVCacheSpec, KVCacheConfig
 from octavo.words.messages import ModelRunnerOutput, SchedulerOutput
 
@@ -46,6 +47,12 @@ class Executor(Protocol):
 
     def sample(self, handle: Handle, grammar_masks: Any = None) -> ModelRunnerOutput:
         """Sample the step's tokens; blocks until they are there."""
+
+    def start_profile(self) -> None:
+        """Take note from now on of what the workers do when."""
+
+    def stop_profile(self) -> list[Span]:
+        """What they did since, and no more notes."""
 
     def collective_rpc(self, name: str, *args: Any) -> list[Any]:
         """Call a worker method by name on every worker; one result per worker."""

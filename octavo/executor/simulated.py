@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from octavo.util.spans import Span
 from octavo.words.errors import UnsupportedError
 from octavo.words.kv_cache_spec import (
     AnyKVCacheSpec,
@@ -160,6 +161,12 @@ class SimulatedExecutor:
         for state in handle.states:
             state.unreported_rejections.pop(handle.result.step_id, None)
         return handle.result
+
+    def start_profile(self) -> None:
+        pass
+
+    def stop_profile(self) -> list[Span]:
+        return []
 
     def collective_rpc(self, name: str, *args: Any) -> list[Any]:
         raise UnsupportedError(f"collective_rpc({name!r}): the simulated executor has no workers.")

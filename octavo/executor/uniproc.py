@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from octavo.executor.protocol import Handle
+from octavo.util.spans import Span
 from octavo.words.kv_cache_spec import AnyKVCacheSpec, KVCacheConfig
 from octavo.words.messages import ModelRunnerOutput, SchedulerOutput
 
@@ -44,6 +45,12 @@ class UniProcExecutor:
 
     def sample(self, handle: Handle, grammar_masks: Any = None) -> ModelRunnerOutput:
         return self._worker.sample(handle, grammar_masks)
+
+    def start_profile(self) -> None:
+        self._worker.start_profile()
+
+    def stop_profile(self) -> list[Span]:
+        return self._worker.stop_profile()
 
     def collective_rpc(self, name: str, *args: Any) -> list[Any]:
         return [self._worker.collective_rpc(name, *args)]

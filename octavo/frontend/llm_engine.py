@@ -29,6 +29,7 @@ from octavo.frontend.load_tokenizer import load_tokenizer
 from octavo.frontend.output_processor import OutputProcessor
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.util.collector import paused_collector
+from octavo.util.spans import NO_SPANS, Span, SpanRecorder, Spans
 from octavo.words.errors import ConfigError, RequestError
 from octavo.words.inputs import PromptType
 from octavo.words.messages import EngineCoreOutputs, EngineCoreRequest
@@ -68,6 +69,7 @@ class LLMEngine:
         self._metrics = MetricsRecorder()
         self._stat_loggers: tuple[StatLogger, ...] = (self._metrics, *stat_loggers)
         self._next_log_time = time.monotonic() + LOG_INTERVAL_S
+        self._spans: Spans = NO_SPANS
 
     @classmethod
     def from_engine_args(
@@ -163,7 +165,8 @@ class LLMEngine:
         outputs = self._client.get_output()
         if outputs is None:
             return []
-        processed = self._outputs.process_outputs(outputs)
+        with self._spans.span("output"):
+            processed = self._outputs.process_outputs(outputs)
         if processed.to_abort:  # a stop string was found, which the core knows nothing of
             self._client.abort_requests(processed.to_abort)
         self._record(outputs)
@@ -194,6 +197,16 @@ class LLMEngine:
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, and nothing is done, while a request holds blocks."""
         return bool(self._client.call("reset_prefix_cache"))
+
+    def start_profile(self) -> None:
+        """Take note from now on of what is done when, in every part of the engine."""
+        self._spans = SpanRecorder("front end")
+        self._client.call("start_profile")
+
+    def stop_profile(self) -> list[Span]:
+        """What was done since ``start_profile``, and no more notes."""
+        spans, self._spans = self._spans.take(), NO_SPANS
+        return spans + self._client.call("stop_profile")
 
     def collective_rpc(self, name: str, *args: Any) -> list[Any]:
         """Call a method of every worker by name; one result per worker. Raises EngineError if it fails."""

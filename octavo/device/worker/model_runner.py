@@ -15,6 +15,7 @@ from octavo.device.worker.head import Head
 from octavo.device.worker.input_batch import GroupInputs, InputBatch, prepare_inputs
 from octavo.device.worker.kv_cache import KVCache, layer_groups
 from octavo.device.worker.request_table import RequestTable, SlotHolder
+from octavo.util.spans import NO_SPANS, Spans
 from octavo.words.kv_cache_spec import KVCacheConfig
 from octavo.words.messages import ModelRunnerOutput, SchedulerOutput
 
@@ -39,6 +40,7 @@ class ModelRunner:
         self._head = head
         self._holders = tuple(holders)
         self._max_num_requests = max_num_requests
+        self.spans: Spans = NO_SPANS
 
     def initialize_kv_cache(self, config: KVCacheConfig) -> None:
         """Allocate the cache, bind the layers to it, and start with an empty request table."""
@@ -60,8 +62,10 @@ class ModelRunner:
         self._kv_cache.zero_blocks(output.blocks_to_zero)
         if not output.num_scheduled_tokens:
             return Step(output.step_id)
-        batch = prepare_inputs(output, self._table, self._groups)
-        hidden = self._model(batch.token_ids, batch.positions, batch.context)
+        with self.spans.span("prepare"):
+            batch = prepare_inputs(output, self._table, self._groups)
+        with self.spans.span("forward"):
+            hidden = self._model(batch.token_ids, batch.positions, batch.context)
         return Step(output.step_id, batch, hidden)
 
     @torch.inference_mode()

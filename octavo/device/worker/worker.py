@@ -18,6 +18,7 @@ from octavo.device.worker.model_runner import Step
 from octavo.device.worker.threads import torch_threads
 from octavo.plan.plan import Plan
 from octavo.util.byte_size import format_byte_size
+from octavo.util.spans import NO_SPANS, Span, SpanRecorder
 from octavo.words.errors import InsufficientMemoryError, UnsupportedError
 from octavo.words.kv_cache_spec import AnyKVCacheSpec, KVCacheConfig
 from octavo.words.messages import ModelRunnerOutput, SchedulerOutput
@@ -114,6 +115,24 @@ class Worker:
         """Finish a step that ``execute`` began."""
         with self._threads():
             return self.model_runner.sample(handle, grammar_masks)
+
+    def start_profile(self) -> None:
+        """Take note from now on of what is done when."""
+        self.model_runner.spans = SpanRecorder("worker")
+
+    def stop_profile(self) -> list[Span]:
+        """What was done since, and no more notes."""
+        spans, self.model_runner.spans = self.model_runner.spans.take(), NO_SPANS
+        return spans
+
+    def weight_bytes(self) -> dict[str, int]:
+        """Bytes in memory of the weights that a step reads: those of the layers, and of the output head."""
+        return {name: parameter_bytes(getattr(self.model, name)) for name in ("layers", "lm_head")}
+
+    def seconds_in_kernels(self) -> float | None:
+        """Seconds that native kernels took so far, in all; None where there are none."""
+        native = next(module.kernels.native for module in self.model.modules() if hasattr(module, "kernels"))
+        return None if native is None else native.pool.seconds_in_run
 
     def collective_rpc(self, name: str, *args: Any) -> Any:
         """Call a public method of the worker, or with ``extension.`` before its name one of the extension.
