@@ -15,7 +15,7 @@ from octavo.util.byte_size import parse_byte_size
 from octavo.words.errors import ConfigError
 
 ARENA_BYTES = 1 << 30
-NUM_BARRIERS = 20_000
+NUM_BARRIERS = 10_000
 UNITS = {"float32": "float32_gflops", "bfloat16": "bf16_gflops", "int8": "int8_gops"}
 """Types a multiply-add unit can have, and the name its rate goes by."""
 
@@ -96,23 +96,29 @@ class MachineProbe:
         """Highest of a few looks: a core that slept needs some time."""
         return max(self._library.clock_hz() for _ in range(5)) / 1e9
 
-    def ceilings(self, repeats: int = 3, multiply_seconds: float = 0.05) -> Ceilings:
+    def ceilings(self, repeats: int = 3, multiply_seconds: float = 0.03) -> Ceilings:
         """Best rates of all threads."""
-        found = self.measure(self.num_threads, repeats, multiply_seconds)
+        found = self._rates(self._pools[self.num_threads], repeats, multiply_seconds)
         best = {name: rate and rate["best"] for name, rate in found.items()}
         return Ceilings(best["read_gbps"], best["float32_gflops"], best["bf16_gflops"], best["int8_gops"])
 
     def measure(self, num_threads: int, repeats: int, multiply_seconds: float) -> dict[str, Any]:
         """Each rate as best and median of ``repeats``. A copy counts the bytes read and those written."""
         pool, memory = self._pools[num_threads], self._memory
-        figures: dict[str, Any] = {
-            "read_gbps": _several(repeats, lambda: memory.bytes / memory.read_seconds(pool) / 1e9),
+        return {
             "copy_gbps": _several(repeats, lambda: memory.bytes / memory.copy_seconds(pool) / 1e9),
+            **self._rates(pool, repeats, multiply_seconds),
+            "barrier_us": _several(repeats, lambda: 1e6 * self._library.barrier_seconds(pool, NUM_BARRIERS), best=min),
+        }
+
+    def _rates(self, pool: Any, repeats: int, multiply_seconds: float) -> dict[str, Any]:
+        memory = self._memory
+        figures: dict[str, Any] = {
+            "read_gbps": _several(repeats, lambda: memory.bytes / memory.read_seconds(pool) / 1e9)
         }
         for unit, name in UNITS.items():
             figures[name] = _several(repeats, partial(self._rate, pool, unit, multiply_seconds))
-        barrier = _several(repeats, lambda: self._library.barrier_seconds(pool, NUM_BARRIERS) * 1e6, best=min)
-        return {**figures, "barrier_us": barrier}
+        return figures
 
     def _rate(self, pool: Any, unit: str, seconds: float) -> float | None:
         operations, spent = self._library.multiply_rate(pool, unit, seconds)

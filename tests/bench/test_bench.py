@@ -78,15 +78,11 @@ def test_a_profile_shows_every_part_of_every_step(succ: Path, tmp_path: Path) ->
     bench(tmp_path, "latency", "--model", str(succ), "--num-iters", "1", *SHAPE, "--profile", str(trace))
     events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
     names = [event["name"] for event in events]
-    parts = ("schedule", "prepare", "forward", "sample", "update", "output")
-    assert [names.count(part) for part in parts if part != "output"] == [4] * 5
-    assert names.count("output") >= 4
-    assert [event["args"]["requests"] for event in events if event["name"] == "schedule"] == [
-        [[0, 5]],
-        [[5, 1]],
-        [[6, 1]],
-        [[7, 1]],
-    ]
+    assert [names.count(part) for part in ("prepare", "forward")] == [4, 4]
+    assert all(names.count(part) >= 4 for part in ("schedule", "sample", "update", "output"))
+    requests = [event["args"]["requests"] for event in events if event["name"] == "schedule"]
+    assert requests[:4] == [[[0, 5]], [[5, 1]], [[6, 1]], [[7, 1]]]
+    assert not any(requests[4:])  # a last step without tokens tells the worker that the request is over
 
 
 def test_startup_names_its_phases(succ: Path, tmp_path: Path) -> None:
