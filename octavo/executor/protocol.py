@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeAlias
 
 from octavo.util.spans import Span
 from octavo.words.kv_cache_spec import AnyKVCacheSpec, KVCacheConfig
-from octavo.words.messages import ModelRunnerOutput, SchedulerOutput
+from octavo.words.messages import GrammarMasks, ModelRunnerOutput, SchedulerOutput
 
 Handle: TypeAlias = Any
 """A step in flight. Only the executor that returned it looks inside."""
@@ -45,7 +45,7 @@ class Executor(Protocol):
     def execute(self, step: SchedulerOutput) -> Handle:
         """Start a step, one without tokens too, and return before it is done where the executor can."""
 
-    def sample(self, handle: Handle, grammar_masks: Any = None) -> ModelRunnerOutput:
+    def sample(self, handle: Handle, grammar_masks: GrammarMasks | None = None) -> ModelRunnerOutput:
         """Sample the step's tokens; blocks until they are there."""
 
     def start_profile(self) -> None:
@@ -53,6 +53,9 @@ class Executor(Protocol):
 
     def stop_profile(self) -> list[Span]:
         """What they did since, and no more notes."""
+
+    def forget_requests(self) -> None:
+        """Drop every request and every step in flight: a step failed half-way. The next step has only new requests."""
 
     def collective_rpc(self, name: str, *args: Any) -> list[Any]:
         """Call a worker method by name on every worker; one result per worker."""

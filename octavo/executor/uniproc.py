@@ -8,7 +8,7 @@ from typing import Any
 from octavo.executor.protocol import Handle
 from octavo.util.spans import Span
 from octavo.words.kv_cache_spec import AnyKVCacheSpec, KVCacheConfig
-from octavo.words.messages import ModelRunnerOutput, SchedulerOutput
+from octavo.words.messages import GrammarMasks, ModelRunnerOutput, SchedulerOutput
 
 
 class UniProcExecutor:
@@ -43,7 +43,7 @@ class UniProcExecutor:
     def execute(self, step: SchedulerOutput) -> Handle:
         return self._worker.execute(step)
 
-    def sample(self, handle: Handle, grammar_masks: Any = None) -> ModelRunnerOutput:
+    def sample(self, handle: Handle, grammar_masks: GrammarMasks | None = None) -> ModelRunnerOutput:
         return self._worker.sample(handle, grammar_masks)
 
     def start_profile(self) -> None:
@@ -51,6 +51,9 @@ class UniProcExecutor:
 
     def stop_profile(self) -> list[Span]:
         return self._worker.stop_profile()
+
+    def forget_requests(self) -> None:
+        self._worker.forget_requests()
 
     def collective_rpc(self, name: str, *args: Any) -> list[Any]:
         return [self._worker.collective_rpc(name, *args)]

@@ -8,6 +8,8 @@
     ├── UnsupportedError       a thing we know and cannot do; carries one reason per way that was tried
     ├── InsufficientMemoryError  needed bytes, available bytes, and what would fit
     ├── RequestError           one request is wrong (HTTP 400); carries the parameter's name
+    ├── OverloadedError        too many requests wait already (HTTP 503); says when to try again
+    ├── RequestTimeoutError    a request did not end in its time (HTTP 504)
     └── EngineError
         ├── EngineStartError   the engine did not start; the root cause is its last line
         └── EngineDeadError    the engine died; the root cause is its last line
@@ -77,6 +79,18 @@ class RequestError(OctavoError, ValueError):
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+
+
+class OverloadedError(OctavoError):
+    """No more requests are taken for now. ``retry_after_s`` says when another try may be worth it."""
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class RequestTimeoutError(OctavoError, TimeoutError):
+    """A request did not end within the time it was given; it was aborted."""
 
 
 class EngineError(OctavoError, RuntimeError):

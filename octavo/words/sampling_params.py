@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from octavo.words.errors import RequestError
+from octavo.words.structured_outputs import StructuredOutputParams
 
 MAX_SEED = 2**63 - 1
 MAX_N = 16_384
@@ -58,6 +59,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
+    structured_outputs: StructuredOutputParams | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -120,6 +122,13 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
             is_one_stop = name == "stop" and isinstance(value, str)
             _require(name, value is None or is_one_stop or isinstance(value, list | tuple), "must be a list", value)
         _require("logit_bias", isinstance(self.logit_bias, dict | None), "must be a dict", self.logit_bias)
+        shape = self.structured_outputs
+        _require(
+            "structured_outputs",
+            isinstance(shape, StructuredOutputParams | None),
+            "must be StructuredOutputParams",
+            shape,
+        )
         kind = self.output_kind
         _require("output_kind", isinstance(kind, RequestOutputKind), "must be a RequestOutputKind", kind)
 

@@ -1,7 +1,8 @@
 """From logits to one token per row.
 
 Order: raw logits saved for logprobs, text tokens only, allowed ids, bad words, min_tokens, logit_bias, penalties,
-then greedy, or temperature, min_p, top_k, top_p and a draw. What no row of a batch uses costs nothing.
+what a grammar allows, then greedy, or temperature, min_p, top_k, top_p and a draw. What no row of a batch uses costs
+nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from octavo.device.sample.candidates import best_ids
 from octavo.device.sample.distribution import Filters, draw
+from octavo.device.sample.grammar_mask import GrammarMask
 from octavo.device.sample.logits_processors import (
     AllowedTokens,
     BadWords,
@@ -46,7 +48,15 @@ class SamplerOutput:
 
 def builtin_processors(vocab_size: int) -> tuple[LogitsProcessor, ...]:
     """The processors of SamplingParams, in their order."""
-    return (TextTokensOnly(vocab_size), AllowedTokens(), BadWords(), MinTokens(), LogitBias(), Penalties(vocab_size))
+    return (
+        TextTokensOnly(vocab_size),
+        AllowedTokens(),
+        BadWords(),
+        MinTokens(),
+        LogitBias(),
+        Penalties(vocab_size),
+        GrammarMask(),
+    )
 
 
 class Sampler:

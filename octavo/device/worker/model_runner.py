@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +16,7 @@ from octavo.device.worker.kv_cache import KVCache, layer_groups
 from octavo.device.worker.request_table import RequestTable, SlotHolder
 from octavo.util.spans import NO_SPANS, Spans
 from octavo.words.kv_cache_spec import KVCacheConfig
-from octavo.words.messages import ModelRunnerOutput, SchedulerOutput
+from octavo.words.messages import GrammarMasks, ModelRunnerOutput, SchedulerOutput
 
 
 @dataclass(frozen=True)
@@ -54,6 +53,10 @@ class ModelRunner:
         self._groups = [GroupInputs(group, table) for group, table in zip(groups, tables, strict=True)]
         self._table = RequestTable(self._max_num_requests, BlockTables(tables), self._holders)
 
+    def forget_requests(self) -> None:
+        """Drop every request the runner knows."""
+        self._table.clear()
+
     @torch.inference_mode()
     def execute(self, output: SchedulerOutput) -> Step:
         """Compute the hidden states of a decided step. A step without tokens only updates what is known."""
@@ -69,7 +72,7 @@ class ModelRunner:
         return Step(output.step_id, batch, hidden)
 
     @torch.inference_mode()
-    def sample(self, step: Step, grammar_masks: Any | None = None) -> ModelRunnerOutput:
+    def sample(self, step: Step, grammar_masks: GrammarMasks | None = None) -> ModelRunnerOutput:
         """Finish a step: tokens for the requests that are done with their known ones."""
         if step.batch is None or step.hidden is None:
             return ModelRunnerOutput(step_id=step.step_id, request_ids=[], sampled_token_ids=[])

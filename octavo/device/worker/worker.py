@@ -21,7 +21,7 @@ from octavo.util.byte_size import format_byte_size
 from octavo.util.spans import NO_SPANS, Span, SpanRecorder
 from octavo.words.errors import InsufficientMemoryError, UnsupportedError
 from octavo.words.kv_cache_spec import AnyKVCacheSpec, KVCacheConfig
-from octavo.words.messages import ModelRunnerOutput, SchedulerOutput
+from octavo.words.messages import GrammarMasks, ModelRunnerOutput, SchedulerOutput
 from octavo.words.model_facts import ModelFacts
 
 EXTENSION_PREFIX = "extension."
@@ -111,7 +111,7 @@ class Worker:
         with self._threads():
             return self.model_runner.execute(step)
 
-    def sample(self, handle: Step, grammar_masks: Any | None = None) -> ModelRunnerOutput:
+    def sample(self, handle: Step, grammar_masks: GrammarMasks | None = None) -> ModelRunnerOutput:
         """Finish a step that ``execute`` began."""
         with self._threads():
             return self.model_runner.sample(handle, grammar_masks)
@@ -133,6 +133,10 @@ class Worker:
         """Seconds that native kernels took so far, in all; None where there are none."""
         native = next(module.kernels.native for module in self.model.modules() if hasattr(module, "kernels"))
         return None if native is None else native.pool.seconds_in_run
+
+    def forget_requests(self) -> None:
+        """Drop every request: a step failed half-way. What the KV cache holds stays."""
+        self.model_runner.forget_requests()
 
     def collective_rpc(self, name: str, *args: Any) -> Any:
         """Call a public method of the worker, or with ``extension.`` before its name one of the extension.
