@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "linear.h"
+#include "arena.h"
 #include "threads/thread_pool.h"
 
 namespace octavo {

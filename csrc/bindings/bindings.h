@@ -11,5 +11,6 @@ void bind_attention(nanobind::module_& m);
 void bind_elementwise(nanobind::module_& m);
 void bind_linear(nanobind::module_& m);
 void bind_roofline(nanobind::module_& m);
+void bind_sampling(nanobind::module_& m);
 
 }  // namespace octavo

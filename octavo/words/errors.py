@@ -10,6 +10,7 @@
     ├── RequestError           one request is wrong (HTTP 400); carries the parameter's name
     ├── OverloadedError        too many requests wait already (HTTP 503); says when to try again
     ├── RequestTimeoutError    a request did not end in its time (HTTP 504)
+    ├── ListenError            an address on which the server cannot listen
     └── EngineError
         ├── EngineStartError   the engine did not start; the root cause is its last line
         └── EngineDeadError    the engine died; the root cause is its last line
@@ -91,6 +92,10 @@ class OverloadedError(OctavoError):
 
 class RequestTimeoutError(OctavoError, TimeoutError):
     """A request did not end within the time it was given; it was aborted."""
+
+
+class ListenError(OctavoError, OSError):
+    """An address on which the server cannot listen."""
 
 
 class EngineError(OctavoError, RuntimeError):
