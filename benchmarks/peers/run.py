@@ -31,6 +31,7 @@ from octavo.device.platform.detect import detect_caps
 
 HERE = Path(__file__).resolve().parent
 PEERS = ("llama.cpp", "openvino", "vllm", "transformers")
+ARENA_BYTES = 512 << 20
 PRECISIONS = ("16 bits", "8 bits", "the file")
 
 
@@ -231,7 +232,7 @@ def save(record: dict[str, Any], folder: Path) -> None:
 
 
 def _ceilings(num_threads: int) -> tuple[dict[str, Any], str]:
-    probe = MachineProbe(num_threads)
+    probe = MachineProbe(num_threads, arena_bytes=ARENA_BYTES)
     return {f"threads_{num_threads}": probe.measure(num_threads, 5, 0.1)}, probe.isa
 
 
