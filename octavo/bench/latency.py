@@ -44,12 +44,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         for _ in range(args.num_iters_warmup):
             llm.reset_prefix_cache()
             llm.generate(prompts, params, use_tqdm=False)
-        measured, latencies = MeasuredLLM(llm), []
+        measured, latencies = MeasuredLLM(llm, args.profile), []
         for _ in range(args.num_iters):
             llm.reset_prefix_cache()
             latencies.append(measured.time(lambda: llm.generate(prompts, params, use_tqdm=False))[1])
         figures = measured.figures()
-        measured.write_profile(args.profile)
+        measured.write_profile()
     return {
         "avg_latency": statistics.fmean(latencies),
         "latencies": latencies,

@@ -28,8 +28,10 @@ class MeasuredLLM:
     Without native kernels there is nothing to measure the machine with, and ``figures`` are empty.
     """
 
-    def __init__(self, llm: LLM) -> None:
+    def __init__(self, llm: LLM, profile: Path | None = None) -> None:
+        """``profile`` is the file that ``write_profile`` writes; with one, every op is timed too."""
         self._llm = llm
+        self._profile = profile
         self._spans: list[Span] = []
         self._runs: list[Run] = []
         self._probe = _probe(llm)
@@ -38,7 +40,7 @@ class MeasuredLLM:
     def time(self, work: Callable[[], T]) -> tuple[T, float]:
         """What ``work`` returns, and its seconds."""
         llm, kernels = self._llm, self._kernel_seconds()
-        llm.start_profile()
+        llm.start_profile(with_ops=self._profile is not None)
         started = time.monotonic_ns()
         result = work()
         ended = time.monotonic_ns()
@@ -65,9 +67,10 @@ class MeasuredLLM:
         figures = shares(run, cost, self._before.best_with(after), multiplied_dtype(info.plan))
         return {**figures, "num_steps": len(run.steps), "ceilings_changed": _change(self._before, after)}
 
-    def write_profile(self, path: Path | None) -> None:
-        if path is not None:
-            write_chrome_trace(path, self._spans)
+    def write_profile(self) -> None:
+        """Write the Chrome trace, if one was asked for."""
+        if self._profile is not None:
+            write_chrome_trace(self._profile, self._spans)
 
     def _kernel_seconds(self) -> float | None:
         try:

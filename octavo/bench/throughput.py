@@ -33,10 +33,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         prompts = random_prompts(shape, vocab_size)
         params = fixed_length_params(shape)
         llm.generate(random_prompts(shape, vocab_size, seed=1)[:1], params.clone(max_tokens=2), use_tqdm=False)
-        measured = MeasuredLLM(llm)
+        measured = MeasuredLLM(llm, args.profile)
         outputs, elapsed = measured.time(lambda: llm.generate(prompts, params, use_tqdm=False))
         figures = measured.figures()
-        measured.write_profile(args.profile)
+        measured.write_profile()
     num_output = sum(len(output.outputs[0].token_ids) for output in outputs)
     num_total = num_output + sum(len(output.prompt_token_ids) for output in outputs)
     return {

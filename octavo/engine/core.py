@@ -268,9 +268,9 @@ class EngineCore:
             raise UnknownOptionError(name, kind="call")
         return self._calls[name](*args)
 
-    def _start_profile(self) -> None:
+    def _start_profile(self, with_ops: bool = False) -> None:
         self._spans = SpanRecorder("core")
-        self.executor.start_profile()
+        self.executor.start_profile(with_ops)
 
     def _stop_profile(self) -> list[Span]:
         spans, self._spans = self._spans.take(), NO_SPANS

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
 from octavo.util.spans import Span
+from octavo.words.graph_report import GraphReport
 from octavo.words.kv_cache_spec import AnyKVCacheSpec, KVCacheConfig
 from octavo.words.messages import GrammarMasks, ModelRunnerOutput, SchedulerOutput
 
@@ -39,8 +40,8 @@ class Executor(Protocol):
     def initialize_from_config(self, config: KVCacheConfig) -> None:
         """Allocate and bind the cache tensors."""
 
-    def warm_up(self) -> None:
-        """Run what would make the first steps slow."""
+    def warm_up(self) -> GraphReport | None:
+        """Run what would make the first steps slow; say what was captured, where there is something to capture."""
 
     def execute(self, step: SchedulerOutput) -> Handle:
         """Start a step, one without tokens too, and return before it is done where the executor can."""
@@ -48,8 +49,8 @@ class Executor(Protocol):
     def sample(self, handle: Handle, grammar_masks: GrammarMasks | None = None) -> ModelRunnerOutput:
         """Sample the step's tokens; blocks until they are there."""
 
-    def start_profile(self) -> None:
-        """Take note from now on of what the workers do when."""
+    def start_profile(self, with_ops: bool = False) -> None:
+        """Take note from now on of what the workers do when, by each op too where that is asked and can be had."""
 
     def stop_profile(self) -> list[Span]:
         """What they did since, and no more notes."""

@@ -163,7 +163,7 @@ class SimulatedExecutor:
             state.unreported_rejections.pop(handle.result.step_id, None)
         return handle.result
 
-    def start_profile(self) -> None:
+    def start_profile(self, with_ops: bool = False) -> None:
         pass
 
     def stop_profile(self) -> list[Span]:

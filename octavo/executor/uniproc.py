@@ -7,6 +7,7 @@ from typing import Any
 
 from octavo.executor.protocol import Handle
 from octavo.util.spans import Span
+from octavo.words.graph_report import GraphReport
 from octavo.words.kv_cache_spec import AnyKVCacheSpec, KVCacheConfig
 from octavo.words.messages import GrammarMasks, ModelRunnerOutput, SchedulerOutput
 
@@ -37,8 +38,8 @@ class UniProcExecutor:
     def initialize_from_config(self, config: KVCacheConfig) -> None:
         self._worker.initialize_from_config(config)
 
-    def warm_up(self) -> None:
-        self._worker.warm_up()
+    def warm_up(self) -> GraphReport | None:
+        return self._worker.warm_up()
 
     def execute(self, step: SchedulerOutput) -> Handle:
         return self._worker.execute(step)
@@ -46,8 +47,8 @@ class UniProcExecutor:
     def sample(self, handle: Handle, grammar_masks: GrammarMasks | None = None) -> ModelRunnerOutput:
         return self._worker.sample(handle, grammar_masks)
 
-    def start_profile(self) -> None:
-        self._worker.start_profile()
+    def start_profile(self, with_ops: bool = False) -> None:
+        self._worker.start_profile(with_ops)
 
     def stop_profile(self) -> list[Span]:
         return self._worker.stop_profile()

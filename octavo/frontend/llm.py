@@ -137,9 +137,9 @@ class LLM:
         """Forget all cached prefixes; False, and nothing is done, while a request holds blocks."""
         return self._engine.reset_prefix_cache()
 
-    def start_profile(self) -> None:
-        """Take note from now on of what the engine does when."""
-        self._engine.start_profile()
+    def start_profile(self, *, with_ops: bool = False) -> None:
+        """Take note from now on of what the engine does when; ``with_ops`` of every op of captured steps too."""
+        self._engine.start_profile(with_ops=with_ops)
 
     def stop_profile(self) -> list[Span]:
         """What it did since ``start_profile``; no more notes are taken."""

@@ -141,10 +141,10 @@ class LLMEngine:
         """Forget all cached prefixes; False, and nothing is done, while a request holds blocks."""
         return bool(self._client.call("reset_prefix_cache"))
 
-    def start_profile(self) -> None:
-        """Take note from now on of what is done when, in every part of the engine."""
+    def start_profile(self, *, with_ops: bool = False) -> None:
+        """Take note from now on of what is done when, in every part of the engine; ``with_ops`` of every op too."""
         self._spans = SpanRecorder("front end")
-        self._client.call("start_profile")
+        self._client.call("start_profile", with_ops)
 
     def stop_profile(self) -> list[Span]:
         """What was done since ``start_profile``, and no more notes."""

@@ -6,6 +6,7 @@ Times are of the monotonic clock, which all processes of a machine share.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -29,6 +30,13 @@ class Spans(Protocol):
         """Time the block. What the block puts into the span's ``facts`` is kept with it; None where nobody listens."""
         ...
 
+    detailed: bool
+    """Whether spans of single ops are wanted, which cost some time themselves."""
+
+    def extend(self, spans: Iterable[Span]) -> None:
+        """Take spans that were timed elsewhere."""
+        ...
+
     def take(self) -> list[Span]:
         """All that ended so far, in the order they ended; they are forgotten here."""
         ...
@@ -37,10 +45,14 @@ class Spans(Protocol):
 class NoSpans:
     """Nobody listens: a block runs as it would alone."""
 
+    detailed = False
     _block: AbstractContextManager[None] = nullcontext()
 
     def span(self, name: str) -> AbstractContextManager[None]:
         return self._block
+
+    def extend(self, spans: Iterable[Span]) -> None:
+        pass
 
     def take(self) -> list[Span]:
         return []
@@ -52,12 +64,16 @@ NO_SPANS = NoSpans()
 class SpanRecorder:
     """Keeps all spans of one track. For one thread."""
 
-    def __init__(self, track: str) -> None:
+    def __init__(self, track: str, *, detailed: bool = False) -> None:
+        self.detailed = detailed
         self._track = track
         self._spans: list[Span] = []
 
     def span(self, name: str) -> AbstractContextManager[Span]:
         return _Timed(self._spans, Span(name, self._track, 0, 0, {}))
+
+    def extend(self, spans: Iterable[Span]) -> None:
+        self._spans.extend(spans)
 
     def take(self) -> list[Span]:
         taken, self._spans[:] = list(self._spans), []

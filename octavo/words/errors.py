@@ -5,6 +5,7 @@
     │   └── UnknownOptionError a name that is no option; carries the nearest match
     ├── ModelNotFoundError     a model argument that resolves to nothing; says where it was looked for
     ├── CheckpointError        a file that is broken or lies; names the file and, where there is one, the tensor
+    ├── CaptureError           a model's forward pass that cannot be recorded; names the call and its place
     ├── UnsupportedError       a thing we know and cannot do; carries one reason per way that was tried
     ├── InsufficientMemoryError  needed bytes, available bytes, and what would fit
     ├── RequestError           one request is wrong (HTTP 400); carries the parameter's name
@@ -63,6 +64,10 @@ class UnsupportedError(OctavoError, ValueError):
         listed = "".join(f"\n  - {reason}" for reason in reasons)
         super().__init__(what + listed)
         self.reasons = tuple(reasons)
+
+
+class CaptureError(OctavoError):
+    """A forward pass that cannot be recorded to be run again; it can still be run."""
 
 
 class InsufficientMemoryError(OctavoError, MemoryError):

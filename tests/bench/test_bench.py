@@ -73,7 +73,8 @@ def test_figures_without_native_kernels_are_left_out(succ: Path, tmp_path: Path)
     assert not SHARES & set(bench(tmp_path, "latency", *flags))
 
 
-def test_a_profile_shows_every_part_of_every_step(succ: Path, tmp_path: Path) -> None:
+def test_a_profile_shows_every_part_of_every_step_and_every_op(succ: Path, tmp_path: Path) -> None:
+    pytest.importorskip("octavo._native")
     trace = tmp_path / "trace.json"
     bench(tmp_path, "latency", "--model", str(succ), "--num-iters", "1", *SHAPE, "--profile", str(trace))
     events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
@@ -82,6 +83,9 @@ def test_a_profile_shows_every_part_of_every_step(succ: Path, tmp_path: Path) ->
     assert all(names.count(part) >= 4 for part in ("schedule", "sample", "update", "output"))
     requests = [event["args"]["requests"] for event in events if event["name"] == "schedule"]
     assert requests[:4] == [[[0, 5]], [[5, 1]], [[6, 1]], [[7, 1]]]
+    assert {event["cat"] for event in events} == {"core", "worker", "front end", "ops"}
+    ops = [event for event in events if event["cat"] == "ops"]
+    assert len(ops) % 4 == 0 and {"rms_norm", "linear"} <= {event["name"] for event in ops}
     assert not any(requests[4:])  # a last step without tokens tells the worker that the request is over
 
 

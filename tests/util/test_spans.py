@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from octavo.util.spans import NO_SPANS, SpanRecorder
+from octavo.util.spans import NO_SPANS, Span, SpanRecorder
 
 
 def test_a_block_becomes_a_span_with_what_it_said() -> None:
@@ -24,6 +24,14 @@ def test_a_block_that_raises_is_told_too() -> None:
     except ValueError:
         pass
     assert [span.name for span in spans.take()] == ["sample"]
+
+
+def test_spans_that_were_timed_elsewhere_are_taken_too() -> None:
+    spans, elsewhere = SpanRecorder("worker", detailed=True), Span("linear", "ops", 3, 4)
+    assert spans.detailed and not NO_SPANS.detailed
+    spans.extend([elsewhere])
+    NO_SPANS.extend([elsewhere])
+    assert spans.take() == [elsewhere]
 
 
 def test_where_nobody_listens_blocks_run_and_nothing_is_kept() -> None:

@@ -21,7 +21,9 @@ from octavo.device.sample.chooser import TorchChooser
 from octavo.device.sample.native_chooser import NativeChooser
 from octavo.device.sample.prompt_logprobs import PromptLogprobs
 from octavo.device.sample.sampler import Sampler, builtin_processors
+from octavo.device.worker.graphs import StepGraphs
 from octavo.device.worker.head import SamplingHead
+from octavo.device.worker.memory import PROFILED_TOKENS
 from octavo.device.worker.model_runner import ModelRunner
 from octavo.plan.plan import Plan
 from octavo.util.lazy import resolve
@@ -86,8 +88,16 @@ def build_model_runner(
         chooser=chooser,
     )
     prompt_logprobs = PromptLogprobs(chooser)
-    head = SamplingHead(model, sampler, prompt_logprobs, facts.vocab_size)
-    return ModelRunner(model, head, (sampler, prompt_logprobs), plan.max_num_seqs)
+    graphs = StepGraphs(model, kernels, plan.max_num_seqs)
+    head = SamplingHead(graphs, sampler, prompt_logprobs, facts.vocab_size)
+    return ModelRunner(
+        model,
+        graphs,
+        head,
+        (sampler, prompt_logprobs),
+        max_num_requests=plan.max_num_seqs,
+        max_num_tokens=max(plan.max_num_batched_tokens, PROFILED_TOKENS),
+    )
 
 
 def _weight_format(kernels: Kernels) -> QuantMethod:
