@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from octavo.bench.limits import ModelCost, Run, shares, steps_of
 from octavo.bench.profile import write_chrome_trace
 from octavo.bench.roofline import Ceilings, MachineProbe
+from octavo.plan.plan import Plan
 from octavo.util.spans import Span
 from octavo.words.errors import ConfigError, EngineError
 
@@ -80,9 +81,9 @@ class MeasuredLLM:
         return seconds
 
 
-def multiplied_dtype(plan: Any) -> str:
-    """The type of the numbers that the plan's projections multiply."""
-    return str(plan.dtype)
+def multiplied_dtype(plan: Plan) -> str:
+    """The type of the numbers that the plan's projections multiply; weights of few bits meet int8."""
+    return plan.dtype if plan.quantization == "none" else "int8"
 
 
 def _probe(llm: LLM) -> MachineProbe | None:
