@@ -7,13 +7,14 @@ unit, and its bytes at read bandwidth.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import statistics
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from octavo.bench.measured import ARENA_BYTES, multiplied_dtype
-from octavo.bench.roofline import Ceilings, MachineProbe
+from octavo.bench.roofline import MachineProbe
 from octavo.config.flat import EngineArgs
 from octavo.words.errors import ConfigError
 
@@ -55,16 +56,20 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         if plan.kernels != "native":
             raise ConfigError("octavo bench kernels measures native kernels, and this engine has none.")
         machine = MachineProbe(plan.num_threads, plan.cpu_isa, ARENA_BYTES)
-        bench = KernelBench(llm, machine.ceilings(), args.repeats, args.only or "")
+        before = machine.ceilings()
+        bench = KernelBench(llm, args.repeats, args.only or "")
         linear = list(bench.linears(rows))
         attention = list(bench.attentions(contexts))
         after = machine.ceilings()
-    ceilings = {name: getattr(bench.ceilings, name) for name in Ceilings.__dataclass_fields__}
+    ceilings = before.best_with(after)
+    _, peak = ceilings.unit(multiplied_dtype(plan))
+    for case in linear + attention:
+        case["share"] = max(1e9 * case["gops"] / peak, case["gbps"] / ceilings.read_gbps)
     return {
         "isa": machine.isa,
         "dtype": plan.dtype,
-        "ceilings": ceilings,
-        "read_gbps_after": after.read_gbps,
+        "ceilings": dataclasses.asdict(ceilings),
+        "ceilings_changed": before.changed_to(after),
         "linear": linear,
         "attention": attention,
         "cliffs": cliffs(linear),
@@ -72,15 +77,12 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 class KernelBench:
-    """Asks the worker for seconds, and holds them against ``ceilings``."""
+    """Asks the worker for seconds, and says what was done in them."""
 
-    def __init__(self, llm: LLM, ceilings: Ceilings, repeats: int, only: str) -> None:
+    def __init__(self, llm: LLM, repeats: int, only: str) -> None:
         self._llm = llm
         self._repeats = repeats
         self._only = only
-        self._unit, self._peak = ceilings.unit(multiplied_dtype(llm.info.plan))
-        self._bandwidth = ceilings.read_gbps * 1e9
-        self.ceilings = ceilings
 
     def linears(self, rows: Sequence[int]) -> Iterator[dict[str, Any]]:
         for layer in self._ask("linears"):
@@ -108,13 +110,11 @@ class KernelBench:
 
     def _figures(self, seconds: Sequence[float], operations: float, num_bytes: float) -> dict[str, Any]:
         median = statistics.median(seconds)
-        limit = max(operations / self._peak, num_bytes / self._bandwidth)
         return {
             "us": 1e6 * median,
             "best_us": 1e6 * min(seconds),
             "gbps": num_bytes / median / 1e9,
             "gops": operations / median / 1e9,
-            "share": limit / median,
         }
 
     def _ask(self, name: str, *args: Any) -> Any:
@@ -140,7 +140,8 @@ def _cliff(name: str, slow: dict[str, Any], other: dict[str, Any], ratio: float,
 
 def print_result(result: dict[str, Any]) -> None:
     """The tables, a line per case, and the check of neighbours."""
-    print(f"{result['isa']}, {result['dtype']}; ceilings: {result['ceilings']}")
+    ceilings = ", ".join(f"{name} {rate:.1f}" for name, rate in result["ceilings"].items() if rate is not None)
+    print(f"{result['isa']}, {result['dtype']}; {ceilings} (changed by {result['ceilings_changed']:.1%})")
     print(f"\n{'linear':<24}{'k':>7}{'n':>8}{'rows':>6}{'us':>11}{'GB/s':>8}{'GOP/s':>9}{'share':>8}")
     for case in result["linear"]:
         shape = f"{case['name']:<24}{case['k']:>7}{case['n']:>8}{case['rows']:>6}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from octavo.bench.limits import ModelCost, Run, shares, steps_of
 from octavo.bench.profile import write_chrome_trace
-from octavo.bench.roofline import Ceilings, MachineProbe
+from octavo.bench.roofline import MachineProbe
 from octavo.plan.plan import Plan
 from octavo.util.spans import Span
 from octavo.words.errors import ConfigError, EngineError
@@ -66,7 +66,7 @@ class MeasuredLLM:
             kernel_s=sum(kernels) if len(kernels) == len(self._runs) else None,
         )
         figures = shares(run, cost, self._before.best_with(after), multiplied_dtype(info.plan))
-        return {**figures, "num_steps": len(run.steps), "ceilings_changed": _change(self._before, after)}
+        return {**figures, "num_steps": len(run.steps), "ceilings_changed": self._before.changed_to(after)}
 
     def write_profile(self) -> None:
         """Write the Chrome trace, if one was asked for."""
@@ -94,8 +94,3 @@ def _probe(llm: LLM) -> MachineProbe | None:
         return MachineProbe(plan.num_threads, plan.cpu_isa, ARENA_BYTES)
     except ConfigError:
         return None
-
-
-def _change(before: Ceilings, after: Ceilings) -> float:
-    """How far apart the two measurements of read bandwidth are, as a share of the larger: noise of the neighbours."""
-    return abs(before.read_gbps - after.read_gbps) / max(before.read_gbps, after.read_gbps)

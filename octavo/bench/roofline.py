@@ -69,6 +69,10 @@ class Ceilings:
         rate = getattr(self, name)
         return (name, rate * 1e9) if rate is not None else ("float32_gflops", self.float32_gflops * 1e9)
 
+    def changed_to(self, other: Ceilings) -> float:
+        """How far apart two measurements of read bandwidth are, as a share of the larger: noise of the neighbours."""
+        return abs(self.read_gbps - other.read_gbps) / max(self.read_gbps, other.read_gbps)
+
     def best_with(self, other: Ceilings) -> Ceilings:
         """The higher of two measurements of the same machine, rate by rate."""
         return Ceilings(
