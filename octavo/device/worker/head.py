@@ -10,7 +10,7 @@ from torch import Tensor
 from octavo.device.models.build import CausalLM
 from octavo.device.sample.grammar_mask import masked_rows
 from octavo.device.sample.logits_processors import SamplingBatch
-from octavo.device.sample.prompt_logprobs import PromptLogprobs, prompt_logprob_rows
+from octavo.device.sample.prompt_logprobs import PromptLogprobs
 from octavo.device.sample.sampler import Sampler, SamplerOutput
 from octavo.device.worker.input_batch import InputBatch
 from octavo.device.worker.request_table import RequestTable
@@ -90,7 +90,7 @@ class SamplingHead:
             first = int(batch.query_start_loc[row])
             targets = torch.from_numpy(table.token_ids[slot, start + 1 : end + 1]).long()
             chunk = hidden[first : first + end - start]
-            rows[request_id], problem = prompt_logprob_rows(
+            rows[request_id], problem = self._prompt_logprobs.score(
                 chunk, targets, num_best, self._model.compute_logits, self._vocab_size
             )
             if problem is not None:

@@ -11,7 +11,7 @@ from octavo.config.engine_config import EngineConfig
 from octavo.device.layers.attention import attention_layers
 from octavo.device.loader.load import LoadReport, load_weights
 from octavo.device.platform.detect import detect_caps
-from octavo.device.worker.build import build_empty_model, build_extension, build_model_runner
+from octavo.device.worker.build import build_empty_model, build_extension, build_kernels, build_model_runner
 from octavo.device.worker.dummy import dummy_end, dummy_kv_cache_config, dummy_step
 from octavo.device.worker.memory import PROFILED_TOKENS, parameter_bytes, step_bytes
 from octavo.device.worker.model_runner import Step
@@ -47,7 +47,8 @@ class Worker:
     def load_model(self) -> LoadReport:
         """Build the model and fill it from the checkpoint."""
         with torch_threads(self._plan.num_threads):
-            self.model = build_empty_model(self._plan, self._facts)
+            kernels = build_kernels(self._plan)
+            self.model = build_empty_model(self._plan, self._facts, kernels)
             report = load_weights(
                 self.model,
                 self._checkpoint,
@@ -55,7 +56,7 @@ class Worker:
                 seed=self._config.model.seed,
                 num_threads=self._plan.num_threads,
             )
-        self.model_runner = build_model_runner(self._config, self._plan, self._facts, self.model)
+        self.model_runner = build_model_runner(self._config, self._plan, self._facts, self.model, kernels)
         return report
 
     def get_kv_cache_specs(self) -> dict[str, AnyKVCacheSpec]:
