@@ -46,5 +46,7 @@ def read_longest_text(folder: Path) -> int | None:
 def _kind(config: Record) -> str:
     asked = [key for key in config.values if key.startswith("pooling_mode_") and config.get(key) is True]
     if len(asked) != 1 or asked[0] not in KINDS:
-        raise UnsupportedError(f"{config.file}: pools by {', '.join(asked) or 'nothing'}; supported: {', '.join(KINDS)}")
+        raise UnsupportedError(
+            f"{config.file}: pools by {', '.join(asked) or 'nothing'}; supported: {', '.join(KINDS)}"
+        )
     return KINDS[asked[0]]

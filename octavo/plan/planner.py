@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from octavo.config.engine_config import EngineConfig
-from octavo.plan.native_ops import ENCODER_OPS, MODEL_OPS, NATIVE_DTYPES, NATIVE_HEAD_SIZE_MULTIPLE, NATIVE_ISAS, NATIVE_OPS
+from octavo.plan.native_ops import (
+    ENCODER_OPS,
+    MODEL_OPS,
+    NATIVE_DTYPES,
+    NATIVE_HEAD_SIZE_MULTIPLE,
+    NATIVE_ISAS,
+    NATIVE_OPS,
+)
 from octavo.plan.plan import Plan
 from octavo.util.byte_size import format_byte_size
 from octavo.words.device_caps import DeviceCaps

@@ -45,7 +45,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     ``num_parameters`` and ``weight_bytes`` (as stored) come from the headers. ``norm_weight_offset`` is 1 where the
     norm multiplies by 1 + weight (Gemma's checkpoints as Hugging Face stores them), else 0. ``pooling`` is there where
     the checkpoint says how it pools. ``is_encoder``: every token sees every other, nothing is generated; ``num_labels``
-    are the outputs of its classifier, 0 for none. ``rope.rotary_dim`` 0 means that ``num_positions`` positions are learned.
+    are the outputs of its classifier, 0 for none. ``rope.rotary_dim`` 0: ``num_positions`` positions are learned.
     """
 
     architecture: str

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import bisect
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from octavo.control.kv.manager import KVBlocks, KVCacheManager
@@ -384,6 +384,9 @@ class Scheduler:
                 continue
             if result.prompt_logprobs:
                 self._take_prompt_logprobs(request, result)
+            if request_id in result.pooled:
+                outputs.setdefault(request.client_index, []).append(self._take_pooled(request, result.pooled))
+                continue
             if not token_ids:
                 continue  # Its prompt is not through yet.
             output = self._take_tokens(request, token_ids, len(drafts.get(request_id, ())) if drafts else 0, rows)
@@ -463,6 +466,19 @@ class Scheduler:
             first_scheduled_time=request.first_scheduled_time,
         )
 
+    def _take_pooled(self, request: Request, pooled: Mapping[str, bytes]) -> EngineCoreOutput:
+        """The numbers are all that was asked."""
+        self._finish(request, RequestStatus.FINISHED_STOPPED)
+        return EngineCoreOutput(
+            request_id=request.request_id,
+            new_token_ids=[],
+            finish_reason=request.finish_reason,
+            num_cached_tokens=request.num_cached_tokens,
+            num_preemptions=request.num_preemptions,
+            first_scheduled_time=request.first_scheduled_time,
+            pooled=pooled[request.request_id],
+        )
+
     def _take_prompt_logprobs(self, request: Request, result: ModelRunnerOutput) -> None:
         """Collect a chunk's rows; they are sent with the first token, so a preempted request's are not needed twice."""
         if not request.num_output_tokens:
@@ -540,12 +556,13 @@ class Scheduler:
         num_tokens = request.num_tokens
         if num_tokens == 0:
             return "the prompt is empty: give at least one token."
-        if num_tokens >= self.limits.max_model_len:
+        room = 0 if request.sampling.pooling is not None else 1
+        if num_tokens + room > self.limits.max_model_len:
             return (
                 f"the prompt has {num_tokens} tokens and the context length is {self.limits.max_model_len}: at most "
                 f"{self.limits.max_model_len - 1} leave room for an answer. Shorten it or raise --max-model-len."
             )
-        if num_tokens >= self.max_request_len:
+        if num_tokens + room > self.max_request_len:
             return (
                 f"the prompt has {num_tokens} tokens and with one token of output needs room for {num_tokens + 1}, but "
                 f"the whole KV cache holds {self.max_request_len} tokens. Shorten it or enlarge the cache "

@@ -14,8 +14,8 @@ from octavo.device.attention.metadata import AttentionMetadata
 class ForwardContext:
     """One forward pass: ``metadata`` by attention layer name, and the rows of the step, padding included.
 
-    Model code hands it on and never looks inside; layers of one KV group share one metadata object. Encoders, which keep
-    nothing, take ``query_start_loc`` [R + 1] int32, and ``token_types`` [T] int64 where a step has pairs of texts.
+    Model code hands it on and never looks inside; layers of one KV group share one metadata object. Encoders keep
+    nothing; they take ``query_start_loc`` [R + 1] int32, and ``token_types`` [T] int64 where a step has pairs of texts.
     """
 
     metadata: Mapping[str, AttentionMetadata]

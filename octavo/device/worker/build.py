@@ -23,6 +23,7 @@ from octavo.device.sample.prompt_logprobs import PromptLogprobs
 from octavo.device.sample.sampler import Sampler, builtin_processors
 from octavo.device.worker.head import SamplingHead
 from octavo.device.worker.model_runner import ModelRunner
+from octavo.device.worker.pooling_head import PoolingHead
 from octavo.plan.plan import Plan
 from octavo.util.lazy import resolve
 from octavo.words.errors import ConfigError
@@ -77,7 +78,10 @@ def build_empty_model(plan: Plan, facts: ModelFacts, kernels: Kernels) -> nn.Mod
 def build_model_runner(
     config: EngineConfig, plan: Plan, facts: ModelFacts, model: nn.Module, kernels: Kernels
 ) -> ModelRunner:
-    """The runner of a loaded model, with its sampler."""
+    """The runner of a loaded model, with what ends its steps: a sampler, or a pooler."""
+    if plan.runner == "pooling":
+        pooling_head = PoolingHead(model, facts.pooling, num_labels=facts.num_labels)
+        return ModelRunner(model, pooling_head, (pooling_head,), plan.max_num_seqs)
     chooser = TorchChooser() if kernels.native is None else NativeChooser(kernels.native)
     sampler = Sampler(
         plan.max_num_seqs,

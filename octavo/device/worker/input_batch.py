@@ -18,7 +18,7 @@ from octavo.device.attention.context import ForwardContext
 from octavo.device.attention.metadata import AttentionMetadata, CommonMetadata
 from octavo.device.worker.block_table import BlockTable
 from octavo.device.worker.kv_cache import LayerGroup
-from octavo.device.worker.request_table import RequestTable
+from octavo.device.worker.request_table import NO_SECOND_TEXT, RequestTable
 from octavo.words.messages import SchedulerOutput
 
 
@@ -121,5 +121,18 @@ def prepare_inputs(output: SchedulerOutput, table: RequestTable, groups: Sequenc
         token_ids=torch.from_numpy(rows.token_ids.astype(np.int64)),
         positions=torch.from_numpy(rows.positions),
         sampled=rows.sampled,
-        context=ForwardContext(metadata=metadata, num_tokens=len(rows.positions)),
+        context=ForwardContext(
+            metadata=metadata,
+            num_tokens=len(rows.positions),
+            query_start_loc=rows.query_start_loc_tensor,
+            token_types=_token_types(table, rows),
+        ),
     )
+
+
+def _token_types(table: RequestTable, rows: _Rows) -> Tensor | None:
+    """[T] int64, 1 for tokens of second texts; None where no request of the step has one."""
+    second_at = table.second_text_at[rows.slots]
+    if (second_at == NO_SECOND_TEXT).all():
+        return None
+    return torch.from_numpy((rows.positions >= second_at[rows.request_of_token]).astype(np.int64))
