@@ -14,6 +14,7 @@ from octavo.plan.native_ops import (
     NATIVE_OPS,
 )
 from octavo.plan.plan import Plan
+from octavo.plan.weights import quantization_of, weight_bytes_of
 from octavo.util.byte_size import format_byte_size
 from octavo.words.device_caps import DeviceCaps
 from octavo.words.errors import ConfigError, InsufficientMemoryError
@@ -53,11 +54,16 @@ def make_plan(config: EngineConfig, facts: ModelFacts, caps: DeviceCaps) -> Plan
     longest = max_model_len.value or facts.max_position
     tokens, seqs = _step_budgets(config, longest, facts.is_encoder)
     kernels = _kernels(config, caps, dtype.value)
+    quantization = Decision(*quantization_of(config, facts, kernels.value))
+    weight_bytes = weight_bytes_of(facts, dtype.value, quantization.value)
+    left = _memory_beside_weights(caps, weight_bytes, dtype.value, quantization.value)
     attention = _attention_backend(kernels.value, facts)
     runner = _runner(config, facts)
     decisions: dict[str, Decision[Any]] = {
         "device": _device(config, caps),
         "dtype": dtype,
+        "quantization": quantization,
+        "weight_bytes": Decision(weight_bytes, "of the tensors in the files' headers"),
         "kv_cache_dtype": kv_cache_dtype,
         "attention_backend": attention,
         "max_model_len": max_model_len,
@@ -66,12 +72,13 @@ def make_plan(config: EngineConfig, facts: ModelFacts, caps: DeviceCaps) -> Plan
         "max_num_seqs": seqs,
         "enable_prefix_caching": _whole_texts(config.cache.enable_prefix_caching, facts, runner.value),
         "enable_chunked_prefill": _whole_texts(config.scheduler.enable_chunked_prefill, facts, runner.value),
-        "kv_cache_bytes": _kv_cache_bytes(config, facts, caps, plan_dtype=dtype.value, kv_dtype=kv_cache_dtype.value),
+        "kv_cache_bytes": _kv_cache_bytes(config, facts, left, kv_cache_dtype.value),
         "memory_fraction": _memory_fraction(config),
         "num_threads": _num_threads(config, caps),
         "max_steps_in_flight": _max_steps_in_flight(config),
         "kernels": kernels,
         "cpu_isa": _cpu_isa(config, caps, kernels.value),
+        "graph_capture": _graph_capture(config, kernels.value, facts),
         "batch_invariant": _batch_invariant(kernels.value, attention.value, facts),
         "runner": runner,
     }
@@ -197,12 +204,7 @@ def _tokens(config: EngineConfig, longest: int, is_encoder: bool) -> Decision[in
     return Decision(asked, "as asked")
 
 
-def _kv_cache_bytes(
-    config: EngineConfig, facts: ModelFacts, caps: DeviceCaps, *, plan_dtype: str, kv_dtype: str
-) -> Decision[int | None]:
-    left = caps.available_bytes - _weight_bytes(facts, plan_dtype)
-    if left <= 0:
-        raise _weights_do_not_fit(facts, caps, plan_dtype)
+def _kv_cache_bytes(config: EngineConfig, facts: ModelFacts, left: int, kv_dtype: str) -> Decision[int | None]:
     if facts.is_encoder:
         return Decision(0, "an encoder keeps nothing")
     if config.cache.kv_cache_memory_bytes is not None:
@@ -238,16 +240,13 @@ def _kept_tokens(facts: ModelFacts, kind: str, length: int) -> int:
     return length if reach is None else reach + DEFAULT_MAX_NUM_BATCHED_TOKENS
 
 
-def _weight_bytes(facts: ModelFacts, dtype: str) -> int:
-    """In memory: quantised files are dequantised to ``dtype`` at load."""
-    return facts.num_parameters * _ITEM_BYTES[dtype]
-
-
-def _weights_do_not_fit(facts: ModelFacts, caps: DeviceCaps, dtype: str) -> InsufficientMemoryError:
-    needed = _weight_bytes(facts, dtype)
-    smaller = "; dtype=bfloat16 halves it" if dtype == "float32" else ""
-    return InsufficientMemoryError(
-        f"the weights need {format_byte_size(needed)} in {dtype}, and {format_byte_size(caps.available_bytes)} of "
+def _memory_beside_weights(caps: DeviceCaps, needed: int, dtype: str, quantization: str) -> int:
+    if needed < caps.available_bytes:
+        return caps.available_bytes - needed
+    smaller = "; dtype=bfloat16 halves it" if (dtype, quantization) == ("float32", "none") else ""
+    form = dtype if quantization == "none" else quantization
+    raise InsufficientMemoryError(
+        f"the weights need {format_byte_size(needed)} in {form}, and {format_byte_size(caps.available_bytes)} of "
         f"memory are available to this process (the least of free memory, cgroup and ulimit){smaller}; free memory, "
         "raise the limit, or take a smaller model",
         needed_bytes=needed,
@@ -325,6 +324,16 @@ def _attention_backend(kernels: str, facts: ModelFacts) -> Decision[str]:
         multiple = f"multiples of {NATIVE_HEAD_SIZE_MULTIPLE}"
         return Decision("reference", f"native attention takes head sizes that are {multiple}, not {facts.head_size}")
     return Decision("cpu", "native kernels")
+
+
+def _graph_capture(config: EngineConfig, kernels: str, facts: ModelFacts) -> Decision[bool]:
+    if config.model.enforce_eager:
+        return Decision(False, "enforce_eager, as asked")
+    if kernels != "native":
+        return Decision(False, "there is nothing to capture: ops run on plain torch")
+    if facts.is_encoder:
+        return Decision(False, "there is nothing to capture: most ops of an encoder run on plain torch")
+    return Decision(True, "a step of native kernels can be one call")
 
 
 def _batch_invariant(kernels: str, attention: str, facts: ModelFacts) -> Decision[bool]:

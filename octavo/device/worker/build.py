@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from octavo.device.attention.backend import AttentionNeeds
 from octavo.device.attention.select import select_backend
 from octavo.device.layers.quantization.method import QuantMethod
 from octavo.device.layers.quantization.native_dense import NativeDense
+from octavo.device.layers.quantization.native_quantized import NativeQuantized
 from octavo.device.layers.quantization.unquantized import UNQUANTIZED
 from octavo.device.models.build import build_model
 from octavo.device.models.options import ModelOptions
@@ -21,7 +23,9 @@ from octavo.device.sample.chooser import TorchChooser
 from octavo.device.sample.native_chooser import NativeChooser
 from octavo.device.sample.prompt_logprobs import PromptLogprobs
 from octavo.device.sample.sampler import Sampler, builtin_processors
+from octavo.device.worker.graphs import StepGraphs
 from octavo.device.worker.head import SamplingHead
+from octavo.device.worker.memory import PROFILED_TOKENS
 from octavo.device.worker.model_runner import ModelRunner
 from octavo.device.worker.pooling_head import PoolingHead
 from octavo.plan.plan import Plan
@@ -29,6 +33,8 @@ from octavo.util.lazy import resolve
 from octavo.words.errors import ConfigError
 from octavo.words.model_facts import ModelFacts
 
+# What linear layers and what the vocabulary are quantised to by the Plan's name; None: as a GGUF file stores them.
+QUANTIZED_FORMATS = {"gguf": (None, None), "int8": ("int8", "int8"), "int4": ("Q4_0", "int8")}
 WORKER = "octavo.device.worker.worker:Worker"
 
 
@@ -70,7 +76,7 @@ def build_empty_model(plan: Plan, facts: ModelFacts, kernels: Kernels) -> nn.Mod
         max_model_len=plan.max_model_len or facts.max_position,
         attention=select_backend(plan.attention_backend, needs, kernels.native),
         kernels=kernels,
-        quantization=_weight_format(kernels),
+        **_weight_formats(plan, kernels),
     )
     return build_model(facts, options)
 
@@ -79,9 +85,17 @@ def build_model_runner(
     config: EngineConfig, plan: Plan, facts: ModelFacts, model: nn.Module, kernels: Kernels
 ) -> ModelRunner:
     """The runner of a loaded model, with what ends its steps: a sampler, or a pooler."""
+    graphs = StepGraphs(model, kernels, plan.max_num_seqs)
+    run_with = partial(
+        ModelRunner,
+        model,
+        graphs,
+        max_num_requests=plan.max_num_seqs,
+        max_num_tokens=max(plan.max_num_batched_tokens, PROFILED_TOKENS),
+    )
     if plan.runner == "pooling":
-        pooling_head = PoolingHead(model, facts.pooling, num_labels=facts.num_labels)
-        return ModelRunner(model, pooling_head, (pooling_head,), plan.max_num_seqs)
+        pooler = PoolingHead(model, facts.pooling, num_labels=facts.num_labels)
+        return run_with(pooler, (pooler,))
     chooser = TorchChooser() if kernels.native is None else NativeChooser(kernels.native)
     sampler = Sampler(
         plan.max_num_seqs,
@@ -90,12 +104,21 @@ def build_model_runner(
         chooser=chooser,
     )
     prompt_logprobs = PromptLogprobs(chooser)
-    head = SamplingHead(model, sampler, prompt_logprobs, facts.vocab_size)
-    return ModelRunner(model, head, (sampler, prompt_logprobs), plan.max_num_seqs)
+    head = SamplingHead(graphs, sampler, prompt_logprobs, facts.vocab_size)
+    return run_with(head, (sampler, prompt_logprobs))
 
 
-def _weight_format(kernels: Kernels) -> QuantMethod:
-    return UNQUANTIZED if kernels.native is None else NativeDense(kernels.native)
+def _weight_formats(plan: Plan, kernels: Kernels) -> dict[str, QuantMethod]:
+    """Formats of linear layers, of the output head, and of an embedding that is not the head's too."""
+    names = ("quantization", "head_quantization", "embedding_quantization")
+    native = kernels.native
+    if native is None:
+        return dict.fromkeys(names, UNQUANTIZED)
+    if plan.quantization == "none":
+        return dict(zip(names, (NativeDense(native), NativeDense(native), UNQUANTIZED), strict=True))
+    linear, vocab = QUANTIZED_FORMATS[plan.quantization]
+    of_vocab = NativeQuantized(native, plan.quantization, vocab)
+    return dict(zip(names, (NativeQuantized(native, plan.quantization, linear), of_vocab, of_vocab), strict=True))
 
 
 def _class(option: str, name: str) -> Any:

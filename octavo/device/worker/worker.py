@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,11 +20,14 @@ from octavo.device.worker.threads import torch_threads
 from octavo.plan.plan import Plan
 from octavo.util.byte_size import format_byte_size
 from octavo.words.errors import InsufficientMemoryError, UnsupportedError
+from octavo.words.graph_report import GraphReport
 from octavo.words.kv_cache_spec import AnyKVCacheSpec, KVCacheConfig
 from octavo.words.messages import GrammarMasks, ModelRunnerOutput, SchedulerOutput
 from octavo.words.model_facts import ModelFacts
 
 EXTENSION_PREFIX = "extension."
+
+logger = logging.getLogger(__name__)
 
 
 class Worker:
@@ -100,11 +104,28 @@ class Worker:
         self._kv_cache_config = config
         self.model_runner.initialize_kv_cache(config)
 
-    def warm_up(self) -> None:
-        """Run a step of one made-up token, so that the first real one finds everything loaded."""
+    def warm_up(self) -> GraphReport:
+        """Capture the forward pass, and run a step of one made-up token: the first real one finds everything loaded."""
+        if self._plan.graph_capture:
+            with self._threads():
+                report = self.model_runner.capture_graphs(self._facts.vocab_size)
+            if not report.captured:
+                logger.warning("Steps run op by op, which is slower: %s", report.reason)
         output = dummy_step(self._kv_cache_config, 1, 1, self._facts.vocab_size)
         self.sample(self.execute(output))
         self.sample(self.execute(dummy_end(output)))
+        return self.graph_report()
+
+    def graph_report(self) -> GraphReport:
+        """What was captured."""
+        if self._plan.graph_capture:
+            return self.model_runner.graphs.report()
+        return GraphReport(captured=False, reason=self._plan.reasons["graph_capture"])
+
+    def graph_counters(self) -> dict[str, int]:
+        """Forward passes since start, warm-up included: "replays", and "eager_steps" run op by op."""
+        graphs = self.model_runner.graphs
+        return {"replays": graphs.num_replays, "eager_steps": graphs.num_eager_steps}
 
     def execute(self, step: SchedulerOutput) -> Step:
         """Compute the hidden states of a step."""
