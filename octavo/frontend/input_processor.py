@@ -296,6 +296,8 @@ class InputProcessor:
         if num_tokens == 0:
             raise RequestError("the prompt is empty; give at least one token.", param="prompt")
         limit = self._max_model_len
+        if self._runner == "pooling":
+            return  # what is too long may be cut
         if num_tokens > limit:
             raise RequestError(
                 f"This model's maximum context length is {limit} tokens. The prompt has {num_tokens}; shorten it.",

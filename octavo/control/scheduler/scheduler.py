@@ -397,6 +397,7 @@ class Scheduler:
         outputs = self._report_ended_early()
 
         requests, drafts, num_before = self.requests, step.draft_token_ids, len(self.requests)
+        self._take_pooled(result.pooled, outputs)
         logprobs = result.logprobs or [None] * len(result.request_ids)
         for request_id, token_ids, rows in zip(result.request_ids, result.sampled_token_ids, logprobs, strict=True):
             request = requests.get(request_id)
@@ -404,9 +405,6 @@ class Scheduler:
                 continue
             if result.prompt_logprobs:
                 self._take_prompt_logprobs(request, result)
-            if request_id in result.pooled:
-                outputs.setdefault(request.client_index, []).append(self._take_pooled(request, result.pooled))
-                continue
             if not token_ids:
                 continue  # Its prompt is not through yet.
             output = self._take_tokens(request, token_ids, len(drafts.get(request_id, ())) if drafts else 0, rows)
@@ -487,18 +485,23 @@ class Scheduler:
             first_scheduled_time=request.first_scheduled_time,
         )
 
-    def _take_pooled(self, request: Request, pooled: Mapping[str, bytes]) -> EngineCoreOutput:
-        """The numbers are all that was asked."""
-        self._finish(request, RequestStatus.FINISHED_STOPPED)
-        return EngineCoreOutput(
-            request_id=request.request_id,
-            new_token_ids=[],
-            finish_reason=request.finish_reason,
-            num_cached_tokens=request.num_cached_tokens,
-            num_preemptions=request.num_preemptions,
-            first_scheduled_time=request.first_scheduled_time,
-            pooled=pooled[request.request_id],
-        )
+    def _take_pooled(self, pooled: Mapping[str, bytes], outputs: dict[int, list[EngineCoreOutput]]) -> None:
+        """End the requests that wanted numbers and have them."""
+        for request_id, numbers in pooled.items():
+            request = self.requests.get(request_id)
+            if request is None:
+                continue
+            self._finish(request, RequestStatus.FINISHED_STOPPED)
+            output = EngineCoreOutput(
+                request_id=request_id,
+                new_token_ids=[],
+                finish_reason=request.finish_reason,
+                num_cached_tokens=request.num_cached_tokens,
+                num_preemptions=request.num_preemptions,
+                first_scheduled_time=request.first_scheduled_time,
+                pooled=numbers,
+            )
+            outputs.setdefault(request.client_index, []).append(output)
 
     def _take_prompt_logprobs(self, request: Request, result: ModelRunnerOutput) -> None:
         """Collect a chunk's rows; they are sent with the first token, so a preempted request's are not needed twice."""
