@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from octavo.control.kv.manager import KVBlocks, KVCacheManager
-from octavo.control.request import Request, RequestStatus
+from octavo.control.request import NEVER, Request, RequestStatus
 from octavo.control.scheduler.gates import Gate, is_held
 from octavo.control.scheduler.queues import QUEUES, RequestQueue
 from octavo.control.scheduler.step_builder import StepBuilder, StepLoad
@@ -130,7 +130,9 @@ class Scheduler:
             raise RequestError(f"request id {request_id!r} is in use: give each request its own.", param="request_id")
         self.requests[request_id] = request
         max_tokens = request.sampling.max_tokens
-        request.max_total_tokens = min(request.num_prompt_tokens + max_tokens, self.max_request_len)
+        # Where numbers are wanted the whole text is computed: no token follows that need not be.
+        longest = self.max_request_len if request.sampling.pooling is None else NEVER
+        request.max_total_tokens = min(request.num_prompt_tokens + max_tokens, longest)
         replay_ended = check_stop(request) if request.num_output_tokens else None
         why_never = self._why_it_can_never_run(request)
         if replay_ended is not None:
