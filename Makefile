@@ -1,7 +1,8 @@
-# make setup | demo | test | test-models | check | format | docs | bench
+# make setup | demo | test | test-emulated | test-models | check | format | docs | bench
 PYTHON := .venv/bin/python
+NATIVE_TESTS := tests/device/ops tests/device/attention tests/device/layers
 
-.PHONY: setup demo test test-models check format docs bench
+.PHONY: setup demo test test-emulated test-models check format docs bench
 
 setup:
 	@scripts/setup
@@ -12,6 +13,11 @@ demo: setup
 
 test: setup
 	$(PYTHON) -m pytest
+
+# The kernels for AVX-512 on any x86-64 CPU with AVX2, over SIMDe (Debian: libsimde-dev): minutes to build.
+test-emulated: setup
+	@scripts/native_build emulated -DOCTAVO_EMULATE_AVX512=ON
+	$(PYTHON) -m pytest $(NATIVE_TESTS) --native-library $$(ls build/emulated/_native*.so)
 
 # The big real models: a download of about 2 GB, once, then minutes of comparison with Transformers.
 test-models: setup

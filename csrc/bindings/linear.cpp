@@ -22,11 +22,11 @@ NumberType number_type(std::string_view name) {
 const void* address(std::uintptr_t number) { return reinterpret_cast<const void*>(number); }
 
 void construct(PackedLinear* self, ThreadPool& pool, std::string_view dtype, std::uintptr_t weight, std::uintptr_t bias,
-               std::size_t num_columns, std::size_t k) {
+               std::size_t num_columns, std::size_t k, bool gated) {
     const NumberType type = number_type(dtype);
     if (num_columns == 0 || k == 0) throw std::invalid_argument("an empty weight matrix cannot be packed");
     const nb::gil_scoped_release released;
-    new (self) PackedLinear(pool, type, address(weight), address(bias), num_columns, k);
+    new (self) PackedLinear(pool, type, address(weight), address(bias), num_columns, k, gated);
 }
 
 NumberType number_type(bool is_bfloat16) { return is_bfloat16 ? NumberType::bfloat16 : NumberType::float32; }
@@ -35,6 +35,13 @@ void run(const PackedMatrix& self, ThreadPool& pool, std::uintptr_t x, bool x_is
          std::uintptr_t out, bool out_is_bfloat16) {
     self.run(pool, address(x), number_type(x_is_bfloat16), num_rows, number_type(out_is_bfloat16),
              reinterpret_cast<void*>(out));
+}
+
+void run_gated(const PackedMatrix& self, ThreadPool& pool, std::uintptr_t x, bool is_bfloat16, std::size_t num_rows,
+               bool gelu_tanh, std::uintptr_t out) {
+    if (self.num_columns() % 2) throw std::invalid_argument("a gated matrix has as many gates as other columns");
+    self.run_gated(pool, address(x), number_type(is_bfloat16), num_rows,
+                   gelu_tanh ? Activation::gelu_tanh : Activation::silu, reinterpret_cast<void*>(out));
 }
 
 void unpack_rows(const PackedMatrix& self, ThreadPool& pool, std::uintptr_t ids, std::size_t num_ids,
@@ -61,13 +68,17 @@ void bind_linear(nb::module_& m) {
              nb::arg("out_is_bfloat16"), released(),
              "x [num_rows, k] -> out [num_rows, num_columns], float32 or bfloat16 each. Raises ValueError for types it\n"
              "does not take.")
+        .def("run_gated", &run_gated, nb::arg("pool"), nb::arg("x"), nb::arg("is_bfloat16"), nb::arg("num_rows"),
+             nb::arg("gelu_tanh"), nb::arg("out"), released(),
+             "x [num_rows, k] -> activation(gate) * up, [num_rows, num_columns / 2] of the same type.")
         .def("unpack_rows", &unpack_rows, nb::arg("pool"), nb::arg("ids"), nb::arg("num_ids"), nb::arg("out"),
              nb::arg("is_bfloat16"), released(),
              "Rows of the weight, by int64 number. Raises IndexError for one it does not have.");
     nb::class_<PackedLinear, PackedMatrix>(m, "PackedLinear", "Float32 or bfloat16 weights.")
         .def("__init__", &construct, nb::arg("pool"), nb::arg("dtype"), nb::arg("weight"), nb::arg("bias"),
-             nb::arg("num_columns"), nb::arg("k"),
-             "Pack `weight` [num_columns, k] and `bias` [num_columns] (address 0: none), float32 or bfloat16.");
+             nb::arg("num_columns"), nb::arg("k"), nb::arg("gated") = false,
+             "Pack `weight` [num_columns, k] and `bias` [num_columns] (address 0: none), float32 or bfloat16.\n"
+             "gated: the first half of the columns are gates, and both halves lie ready for `run_gated`.");
 }
 
 }  // namespace octavo

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from octavo.device.layers.linear import Linear
 from octavo.device.layers.quantization.unquantized import UNQUANTIZED
 from octavo.device.ops.native.context import NativeContext
 from octavo.device.ops.native.linear import PackedWeight, pack_dense
@@ -24,7 +25,8 @@ class NativeDense:
         UNQUANTIZED.create_weights(layer, in_features, out_features, bias=bias, dtype=dtype)
 
     def finish(self, layer: nn.Module) -> None:
-        layer.packed = pack_dense(self._native, layer.weight, layer.bias)
+        gated = isinstance(layer, Linear) and layer.gated
+        layer.packed = pack_dense(self._native, layer.weight, layer.bias, gated=gated)
         layer.weight = layer.bias = None
 
     def operand(self, layer: nn.Module) -> PackedWeight:

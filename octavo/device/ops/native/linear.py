@@ -35,12 +35,18 @@ class PackedWeight:
         return self.matrix.bytes
 
     def project(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        if x.dtype != self.dtype or x.shape[-1] != self.in_features:
-            raise TypeError(f"rows of {self.in_features} {self.dtype} are asked, not {list(x.shape)} {x.dtype}")
-        x = x.contiguous()
+        x = self._checked(x)
         out = torch.empty(*x.shape[:-1], self.out_features, dtype=dtype or self.dtype)
         num_rows, half = x.numel() // self.in_features, is_bfloat16(out.dtype)
         self.matrix.run(self._pool, x.data_ptr(), self._half, num_rows, out.data_ptr(), half)
+        return out
+
+    def gate(self, x: Tensor, activation: str) -> Tensor:
+        """``gate_up_activation`` (device/ops) of a matrix whose first half of rows are gates."""
+        x = self._checked(x)
+        out = torch.empty(len(x), self.out_features // 2, dtype=self.dtype)
+        gelu_tanh = activation == "gelu_pytorch_tanh"
+        self.matrix.run_gated(self._pool, x.data_ptr(), self._half, len(x), gelu_tanh, out.data_ptr())
         return out
 
     def rows(self, ids: Tensor) -> Tensor:
@@ -50,9 +56,18 @@ class PackedWeight:
         self.matrix.unpack_rows(self._pool, ids.data_ptr(), ids.numel(), out.data_ptr(), self._half)
         return out
 
+    def _checked(self, x: Tensor) -> Tensor:
+        if x.dtype != self.dtype or x.shape[-1] != self.in_features:
+            raise TypeError(f"rows of {self.in_features} {self.dtype} are asked, not {list(x.shape)} {x.dtype}")
+        return x.contiguous()
 
-def pack_dense(native: NativeContext, weight: Tensor, bias: Tensor | None = None) -> PackedWeight:
+
+def pack_dense(
+    native: NativeContext, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False
+) -> PackedWeight:
     """Copy a weight (and bias) into the library's own layout; the tensors are not kept.
+
+    ``gated``: the first half of the rows are gates, and ``PackedWeight.gate`` computes both halves in one pass.
 
     weight: [out_features, in_features], bias: [out_features] or None; one dtype of ``PACKED_DTYPES``.
     """
@@ -64,6 +79,7 @@ def pack_dense(native: NativeContext, weight: Tensor, bias: Tensor | None = None
         weight.data_ptr(),
         0 if bias is None else bias.data_ptr(),
         *weight.shape,
+        gated,
     )
     return PackedWeight(native, matrix, weight.dtype)
 
