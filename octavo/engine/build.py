@@ -73,6 +73,8 @@ def build_engine_core(
     watch = watch or NoStepWatch()
     try:
         kv_cache_config = _give_memory(executor, parts, phases)
+        with phases("warm up"):
+            graph = executor.warm_up()
         with phases("scheduler"):
             core = _assemble(executor, parts, kv_cache_config, incarnation, watch)
     except BaseException:
@@ -83,6 +85,7 @@ def build_engine_core(
         plan=parts.plan,
         kv_cache_config=kv_cache_config,
         phases=phases.seconds,
+        graph=graph,
         incarnation=incarnation,
     )
     _log_capacity(info, phases)
@@ -175,8 +178,6 @@ def _give_memory(executor: Executor, parts: ModelParts, phases: Phases) -> KVCac
         )
     with phases("create kv cache"):
         executor.initialize_from_config(kv_cache_config)
-    with phases("warm up"):
-        executor.warm_up()
     return kv_cache_config
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
+from octavo.words.graph_report import GraphReport
 from octavo.words.kv_cache_spec import AnyKVCacheSpec, KVCacheConfig
 from octavo.words.messages import GrammarMasks, ModelRunnerOutput, SchedulerOutput
 
@@ -38,8 +39,8 @@ class Executor(Protocol):
     def initialize_from_config(self, config: KVCacheConfig) -> None:
         """Allocate and bind the cache tensors."""
 
-    def warm_up(self) -> None:
-        """Run what would make the first steps slow."""
+    def warm_up(self) -> GraphReport | None:
+        """Run what would make the first steps slow; say what was captured, where there is something to capture."""
 
     def execute(self, step: SchedulerOutput) -> Handle:
         """Start a step, one without tokens too, and return before it is done where the executor can."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from octavo.executor.protocol import Handle
+from octavo.words.graph_report import GraphReport
 from octavo.words.kv_cache_spec import AnyKVCacheSpec, KVCacheConfig
 from octavo.words.messages import GrammarMasks, ModelRunnerOutput, SchedulerOutput
 
@@ -36,8 +37,8 @@ class UniProcExecutor:
     def initialize_from_config(self, config: KVCacheConfig) -> None:
         self._worker.initialize_from_config(config)
 
-    def warm_up(self) -> None:
-        self._worker.warm_up()
+    def warm_up(self) -> GraphReport | None:
+        return self._worker.warm_up()
 
     def execute(self, step: SchedulerOutput) -> Handle:
         return self._worker.execute(step)

@@ -178,6 +178,10 @@ class AsyncLLM:
         """Return if the request may join the queue now; else raise OverloadedError."""
         self._admission.check(len(prepared.choices), len(prepared.choices[0].prompt_token_ids))
 
+    def check_text_length(self, num_characters: int) -> None:
+        """Raise RequestError for a text that no tokenizer need look at, being too long whatever its tokens are."""
+        self._inputs.check_text_length(num_characters)
+
     async def work_on(self, num_characters: int, work: Callable[[], T]) -> T:
         """Do ``work`` on a text of that length; on a thread if it is long."""
         if num_characters <= LONG_TEXT_CHARACTERS:

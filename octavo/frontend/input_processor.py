@@ -24,6 +24,8 @@ from octavo.words.sampling_params import MAX_SEED, SamplingParams
 
 _PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt", "priority"})
 _MAX_SALT_CHARACTERS = 4096
+# Every vocabulary has tokens of so many characters.
+_SHORT_TOKEN = 8
 GRAMMAR_CHECK = "octavo.control.structured_output.backends.llguidance:check_grammar"
 
 
@@ -108,7 +110,6 @@ class InputProcessor:
         """
         params = self.default_sampling_params() if params is None else own_params(params)
         checked = self._read_prompt(prompt, priority)
-        self._check_length(len(checked.token_ids))
         sampling = self._resolve(params, len(checked.token_ids))
         internal_id = f"{request_id}-{secrets.token_hex(4)}"
         arrived = time.time() if arrival_time is None else float(arrival_time)
@@ -132,7 +133,7 @@ class InputProcessor:
 
     def _read_prompt(self, prompt: object, priority: int) -> _Prompt:
         if isinstance(prompt, str):
-            return self._checked(self._tokenizer.encode(prompt), None, priority)
+            return self._checked(self._encode(prompt), None, priority)
         if isinstance(prompt, list | tuple):
             return self._checked(prompt, None, priority)
         if not isinstance(prompt, Mapping):
@@ -152,13 +153,30 @@ class InputProcessor:
             raise RequestError(f"prompt must be text, got {type(text).__name__}.", param="prompt")
         if text is None and token_ids is None:
             raise RequestError("a prompt needs prompt or prompt_token_ids.", param="prompt")
-        ids = self._tokenizer.encode(str(text)) if token_ids is None else token_ids
+        ids = self._encode(str(text)) if token_ids is None else token_ids
         return self._checked(ids, prompt.get("cache_salt"), prompt.get("priority", priority))
+
+    def check_text_length(self, num_characters: int) -> None:
+        """Refuse a text that is too long whatever its tokens are, before a tokenizer works on it for minutes."""
+        limit = self._max_model_len
+        if num_characters <= _SHORT_TOKEN * limit:
+            return
+        if num_characters > self._tokenizer.longest_token * limit:
+            raise RequestError(
+                f"This model's maximum context length is {limit} tokens. The prompt has {num_characters} characters, "
+                "more than so many tokens can have; shorten it.",
+                param="prompt",
+            )
+
+    def _encode(self, text: str) -> list[int]:
+        self.check_text_length(len(text))
+        return self._tokenizer.encode(text)
 
     def _checked(self, token_ids: object, cache_salt: object, priority: object) -> _Prompt:
         if not isinstance(token_ids, list | tuple):
             name = "prompt_token_ids"
             raise RequestError(f"{name} must be a list of integers, got {type(token_ids).__name__}.", param=name)
+        self._check_length(len(token_ids))
         ids = self._in_vocabulary("prompt_token_ids", token_ids)
         return _Prompt(token_ids=ids, cache_salt=_checked_salt(cache_salt), priority=self._checked_priority(priority))
 

@@ -17,6 +17,8 @@ MAX_BAD_WORDS = 1_024
 GREEDY_BELOW = 1e-5
 LOWEST_TEMPERATURE = 0.01
 MAX_INT = 2**31 - 1
+# Beyond this, or its inverse, products of logits are no numbers any more.
+MAX_REPETITION_PENALTY = 1e6
 MAX_FLOAT = sys.float_info.max
 
 
@@ -137,7 +139,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             _require(name, -2.0 <= value <= 2.0, "must be between -2 and 2", value)
-        _require("repetition_penalty", self.repetition_penalty > 0.0, "must be above 0", self.repetition_penalty)
+        _require(
+            "repetition_penalty",
+            1 / MAX_REPETITION_PENALTY <= self.repetition_penalty <= MAX_REPETITION_PENALTY,
+            f"must be between {1 / MAX_REPETITION_PENALTY:g} and {MAX_REPETITION_PENALTY:g}",
+            self.repetition_penalty,
+        )
         _require("temperature", 0.0 <= self.temperature <= 2.0, "must be between 0 and 2", self.temperature)
         _require("top_p", 0.0 < self.top_p <= 1.0, "must be above 0 and at most 1", self.top_p)
         _require("top_k", 0 <= self.top_k <= MAX_INT, f"must be -1 or 0 (all), or 1 to {MAX_INT}", self.top_k)

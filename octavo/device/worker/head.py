@@ -7,11 +7,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from octavo.device.models.build import CausalLM
 from octavo.device.sample.grammar_mask import masked_rows
 from octavo.device.sample.logits_processors import SamplingBatch
-from octavo.device.sample.prompt_logprobs import PromptLogprobs, prompt_logprob_rows
+from octavo.device.sample.prompt_logprobs import PromptLogprobs
 from octavo.device.sample.sampler import Sampler, SamplerOutput
+from octavo.device.worker.graphs import StepGraphs
 from octavo.device.worker.input_batch import InputBatch
 from octavo.device.worker.request_table import RequestTable
 from octavo.words.messages import GrammarMasks, LogprobsRow, ModelRunnerOutput
@@ -30,8 +30,8 @@ class Head(Protocol):
 class SamplingHead:
     """One token for each request whose known tokens are all computed."""
 
-    def __init__(self, model: CausalLM, sampler: Sampler, prompt_logprobs: PromptLogprobs, vocab_size: int) -> None:
-        self._model = model
+    def __init__(self, graphs: StepGraphs, sampler: Sampler, prompt_logprobs: PromptLogprobs, vocab_size: int) -> None:
+        self._graphs = graphs
         self._sampler = sampler
         self._prompt_logprobs = prompt_logprobs
         self._vocab_size = vocab_size
@@ -63,7 +63,7 @@ class SamplingHead:
     ) -> SamplerOutput:
         if not batch.sampled.size:
             return SamplerOutput([], [])
-        logits = self._model.compute_logits(hidden[batch.sampled_token_rows])
+        logits = self._graphs.logits(hidden, batch.sampled_token_rows)
         slots = batch.slots[batch.sampled]
         masked = None
         if grammar_masks is not None:
@@ -90,8 +90,8 @@ class SamplingHead:
             first = int(batch.query_start_loc[row])
             targets = torch.from_numpy(table.token_ids[slot, start + 1 : end + 1]).long()
             chunk = hidden[first : first + end - start]
-            rows[request_id], problem = prompt_logprob_rows(
-                chunk, targets, num_best, self._model.compute_logits, self._vocab_size
+            rows[request_id], problem = self._prompt_logprobs.score(
+                chunk, targets, num_best, self._graphs.compute_logits, self._vocab_size
             )
             if problem is not None:
                 failed[request_id] = problem

@@ -26,7 +26,7 @@ class PackedWeight:
         self.matrix = matrix
         self.dtype = dtype
         self.out_features, self.in_features = matrix.num_columns, matrix.k
-        self._pool = native.pool
+        self._native = native
         self._half = is_bfloat16(dtype)
 
     @property
@@ -36,24 +36,25 @@ class PackedWeight:
 
     def project(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         x = self._checked(x)
-        out = torch.empty(*x.shape[:-1], self.out_features, dtype=dtype or self.dtype)
-        num_rows, half = x.numel() // self.in_features, is_bfloat16(out.dtype)
-        self.matrix.run(self._pool, x.data_ptr(), self._half, num_rows, out.data_ptr(), half)
+        out = self._native.empty(x, *x.shape[1:-1], self.out_features, dtype=dtype or self.dtype)
+        launch = self.matrix.project(x.data_ptr(), self._half, out.data_ptr(), is_bfloat16(out.dtype))
+        self._native.run(launch, x.numel() // self.in_features, x, out)
         return out
 
     def gate(self, x: Tensor, activation: str) -> Tensor:
         """``gate_up_activation`` (device/ops) of a matrix whose first half of rows are gates."""
         x = self._checked(x)
-        out = torch.empty(len(x), self.out_features // 2, dtype=self.dtype)
-        gelu_tanh = activation == "gelu_pytorch_tanh"
-        self.matrix.run_gated(self._pool, x.data_ptr(), self._half, len(x), gelu_tanh, out.data_ptr())
+        out = self._native.empty(x, self.out_features // 2)
+        launch = self.matrix.gate(x.data_ptr(), self._half, activation == "gelu_pytorch_tanh", out.data_ptr())
+        self._native.run(launch, x.numel() // self.in_features, x, out)
         return out
 
     def rows(self, ids: Tensor) -> Tensor:
         """ids: [T] int64 below out_features -> those rows of the weight, [T, in_features]."""
         ids = ids.contiguous()
-        out = torch.empty(ids.numel(), self.in_features, dtype=self.dtype)
-        self.matrix.unpack_rows(self._pool, ids.data_ptr(), ids.numel(), out.data_ptr(), self._half)
+        out = self._native.empty(ids, self.in_features, dtype=self.dtype)
+        launch = self.matrix.unpack_rows(ids.data_ptr(), out.data_ptr(), self._half)
+        self._native.run(launch, len(ids), ids, out)
         return out
 
     def _checked(self, x: Tensor) -> Tensor:
@@ -99,7 +100,8 @@ def lm_head(native: NativeContext) -> Callable[..., Tensor]:
     def native_lm_head(hidden: Tensor, weight: LinearWeight, softcap: float | None = None) -> Tensor:
         logits = reference_lm_head(hidden, packed(native, weight))
         if softcap is not None:
-            native.library.softcap(native.pool, logits.data_ptr(), logits.numel(), softcap)
+            launch = native.library.softcap(logits.data_ptr(), logits.shape[1], softcap)
+            native.run(launch, len(logits), logits)
         return logits
 
     return native_lm_head
