@@ -35,7 +35,7 @@ from octavo.plan.kv_specs import kv_cache_specs
 from octavo.plan.plan import Plan
 from octavo.plan.planner import make_plan
 from octavo.util.lazy import resolve
-from octavo.words.kv_cache_spec import DTYPE_BYTES, KVCacheConfig
+from octavo.words.kv_cache_spec import KVCacheConfig
 from octavo.words.model_facts import ModelFacts
 
 EXECUTORS = {
@@ -69,7 +69,7 @@ def build_engine_core(
     parts = _decide(config, phases)
     with phases("plugins"):
         load_plugins(config.observability.plugins)
-    executor = STARTERS[config.parallel.distributed_executor_backend](parts, phases)
+    executor = STARTERS[_backend(config)](parts, phases)
     watch = watch or NoStepWatch()
     try:
         kv_cache_config = _give_memory(executor, parts, phases)
@@ -106,6 +106,11 @@ def _decide(config: EngineConfig, phases: Phases) -> ModelParts:
     return ModelParts(config=config, checkpoint=checkpoint, facts=facts, plan=plan)
 
 
+def _backend(config: EngineConfig) -> str:
+    """Who runs steps; without weights there is nothing to run them on."""
+    return "simulated" if config.load.load_format == "mock" else config.parallel.distributed_executor_backend
+
+
 def _facts(config: EngineConfig, checkpoint: Checkpoint | None) -> ModelFacts:
     if checkpoint is None:
         return SIMULATED_FACTS
@@ -133,9 +138,10 @@ def _start_uni(parts: ModelParts, phases: Phases) -> Executor:
         report.num_tensors,
         report.bytes / GIB,
     )
-    weight_bytes = parts.facts.num_parameters * DTYPE_BYTES[parts.plan.dtype]
     logger.info(
-        "Model loading took %.2f GiB memory and %.2f seconds", weight_bytes / GIB, phases.seconds["load weights"]
+        "Model loading took %.2f GiB memory and %.2f seconds",
+        parts.plan.weight_bytes / GIB,
+        phases.seconds["load weights"],
     )
     executor: Executor = resolve(EXECUTORS["uni"])(worker)
     return executor
@@ -199,6 +205,7 @@ def _assemble(
         policy=config.scheduler.scheduling_policy,
         watermark=config.scheduler.watermark,
         max_steps_in_flight=plan.max_steps_in_flight,
+        max_step_seconds=config.scheduler.max_step_ms / 1e3,
     )
     hasher = make_block_hasher(kv_cache_config.hash_block_size) if plan.enable_prefix_caching else None
     structured_output = _structured_output(parts)

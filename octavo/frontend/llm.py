@@ -16,7 +16,7 @@ from typing import Any, Self, TypeAlias, TypeVar, cast
 
 from octavo.config.flat import EngineArgs, flat
 from octavo.engine.info import EngineInfo
-from octavo.engine.stats import Metric
+from octavo.engine.metric import Metric
 from octavo.frontend.input_processor import PreparedRequest, own_params
 from octavo.frontend.llm_engine import LLMEngine
 from octavo.frontend.progress import progress_bar
