@@ -1,8 +1,8 @@
-# make setup | demo | test | test-emulated | sanitize | test-models | check | format | docs | bench
+# make setup | demo | test | test-emulated | sanitize | test-models | check | format | docs | bench | conformance
 PYTHON := .venv/bin/python
 NATIVE_TESTS := tests/device/ops tests/device/attention tests/device/layers
 
-.PHONY: setup demo test test-emulated sanitize test-models check format docs bench
+.PHONY: setup demo test test-emulated sanitize test-models check format docs bench conformance
 
 setup:
 	@scripts/setup
@@ -48,3 +48,7 @@ docs: setup
 
 bench: setup
 	$(PYTHON) benchmarks/control_plane.py
+
+# Programs that nobody here wrote, against a running server: make conformance URL=http://127.0.0.1:8000
+conformance: setup
+	$(PYTHON) scripts/prometheus_check.py $(URL)

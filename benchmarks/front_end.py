@@ -61,12 +61,15 @@ def wait_for_port(server: subprocess.Popen[bytes], log: Path) -> int:
 
 
 async def run_loads(process: psutil.Process, port: int, repeat: int, *, chat: bool) -> None:
-    """Two loads: long streams, and short requests one after the other on 8 connections."""
+    """Two loads: long streams, and short requests on 64 connections."""
     await load(port, num_clients=8, num_requests=8, num_prompt=32, num_output=16, stream=False, chat=chat)
     for _ in range(repeat):
         for name, shape in (
             ("streams", {"num_clients": 64, "num_requests": 64, "num_prompt": 32, "num_output": 512, "stream": True}),
-            ("requests", {"num_clients": 8, "num_requests": 400, "num_prompt": 32, "num_output": 16, "stream": False}),
+            (
+                "requests",
+                {"num_clients": 64, "num_requests": 1280, "num_prompt": 32, "num_output": 16, "stream": False},
+            ),
         ):
             before, began = cpu_seconds(process), time.monotonic()
             await load(port, chat=chat, **shape)

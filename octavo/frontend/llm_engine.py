@@ -24,6 +24,7 @@ from octavo.frontend.input_processor import InputProcessor, PreparedRequest
 from octavo.frontend.output_processor import OutputProcessor
 from octavo.frontend.start import default_stat_loggers, start_front_end
 from octavo.tokenizer.tokenizer import Tokenizer
+from octavo.util.spans import NO_SPANS, Span, SpanRecorder, Spans
 from octavo.words.errors import ConfigError
 from octavo.words.inputs import PromptType
 from octavo.words.messages import FinishReason
@@ -51,6 +52,7 @@ class LLMEngine:
         self._inputs = input_processor
         self._outputs = output_processor
         self._statistics = Statistics(RequestStats(client.info.max_model_len), stat_loggers)
+        self._spans: Spans = NO_SPANS
 
     @classmethod
     def from_engine_args(
@@ -112,7 +114,8 @@ class LLMEngine:
         outputs = self._client.get_output()
         if outputs is None:
             return []
-        processed = self._outputs.process_outputs(outputs)
+        with self._spans.span("output"):
+            processed = self._outputs.process_outputs(outputs)
         if processed.to_abort:  # a stop string was found, which the core knows nothing of
             self._client.abort_requests(processed.to_abort)
         self._statistics.record(outputs, processed.to_abort)
@@ -142,6 +145,16 @@ class LLMEngine:
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, and nothing is done, while a request holds blocks."""
         return bool(self._client.call("reset_prefix_cache"))
+
+    def start_profile(self, *, with_ops: bool = False) -> None:
+        """Take note from now on of what is done when, in every part of the engine; ``with_ops`` of every op too."""
+        self._spans = SpanRecorder("front end")
+        self._client.call("start_profile", with_ops)
+
+    def stop_profile(self) -> list[Span]:
+        """What was done since ``start_profile``, and no more notes."""
+        spans, self._spans = self._spans.take(), NO_SPANS
+        return spans + self._client.call("stop_profile")
 
     def collective_rpc(self, name: str, *args: Any) -> list[Any]:
         """Call a method of every worker by name; one result per worker. Raises EngineError if it fails."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -70,8 +71,10 @@ def run_server(
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=GRACEFUL_TIMEOUT_S,
             root_path=config.root_path,
+            proxy_headers=False,
         )
     )
+    gc.freeze()  # the framework's many objects stay: the collector need not look at them again
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(server, context, listener, responder, starting))
 
