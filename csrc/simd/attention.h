@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "simd/instruction_sets.h"
+
 namespace octavo {
 
 // Keys of one tile. Tiles lie at multiples of it, and splits of a request's keys at multiples of kKeysPerSplit, so that
@@ -60,11 +62,6 @@ struct AttentionKernels {
     AttentionMerge merge[2];
 };
 
-namespace generic {
-extern const AttentionKernels attention_kernels;
-}
-namespace avx2 {
-extern const AttentionKernels attention_kernels;
-}
+OCTAVO_DECLARE_KERNELS(AttentionKernels, attention_kernels)
 
 }  // namespace octavo

@@ -5,6 +5,9 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "simd/activation.h"
+#include "simd/instruction_sets.h"
+
 namespace octavo {
 
 // Rows of an op's call that one task computes: [first, last).
@@ -19,8 +22,6 @@ struct NormCall {
     std::size_t width;
     float eps, weight_offset;
 };
-
-enum class Activation { silu, gelu_tanh };
 
 // projected: [num_rows, 2 * width], the gates and then what they let through; out: [num_rows, width].
 struct ActivationCall {
@@ -67,11 +68,6 @@ struct ElementwiseKernels {  // [is bfloat16]
     void (*softcap)(float* numbers, std::size_t count, float cap);
 };
 
-namespace generic {
-extern const ElementwiseKernels elementwise_kernels;
-}
-namespace avx2 {
-extern const ElementwiseKernels elementwise_kernels;
-}
+OCTAVO_DECLARE_KERNELS(ElementwiseKernels, elementwise_kernels)
 
 }  // namespace octavo

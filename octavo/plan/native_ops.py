@@ -16,6 +16,9 @@ MODEL_OPS = frozenset(
 )
 """The ops that models call."""
 
+ENCODER_OPS = frozenset({"add_layer_norm", "encoder_attention", "linear", "linear_activation"})
+"""Those that encoders call."""
+
 NATIVE_OPS = MODEL_OPS
 """Those with a native kernel."""
 
@@ -40,8 +43,11 @@ OTHER_BLOCKS: dict[str, tuple[int, int]] = {"IQ4_NL": (18, 34), "Q2_K": (84, 272
 NATIVE_HEAD_SIZE_MULTIPLE = 8
 """Head sizes that native attention takes."""
 
+_AVX2 = frozenset({"avx2", "fma", "f16c"})
+
 NATIVE_ISAS: dict[str, frozenset[str]] = {
     "generic": frozenset(),
-    "avx2": frozenset({"avx2", "fma", "f16c"}),
+    "avx2": _AVX2,
+    "avx512": _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni"},
 }
 """Instruction sets that native kernels are compiled for, lowest first, and what a CPU must have for each."""
