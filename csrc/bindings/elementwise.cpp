@@ -64,15 +64,7 @@ struct RopeWriteLayer {
         call.num_positions = num_positions;
     }
 
-    void set_cache(Address data, std::ptrdiff_t half_stride, std::ptrdiff_t block_stride, std::int64_t num_blocks,
-                   int block_size, bool is_bfloat16) {
-        call.cache = address(data);
-        call.half_stride = half_stride;
-        call.block_stride = block_stride;
-        call.block_size = block_size;
-        call.num_slots = num_blocks * block_size;
-        cache_is_bfloat16 = is_bfloat16;
-    }
+    void set_cache(const KvCache& cache) { call.cache = cache; }
 
     void run(ThreadPool& pool, Address projected, Address positions, Address slots, Address query, std::size_t num_rows,
              bool is_bfloat16) const {
@@ -81,11 +73,10 @@ struct RopeWriteLayer {
         rows.positions = address<const std::int64_t>(positions);
         rows.slots = address<const std::int64_t>(slots);
         rows.query = address(query);
-        rope_write(pool, rows, num_rows, is_bfloat16, cache_is_bfloat16);
+        rope_write(pool, rows, num_rows, is_bfloat16);
     }
 
     RopeWriteCall call{};
-    bool cache_is_bfloat16 = false;
 };
 
 }  // namespace
@@ -110,8 +101,7 @@ void bind_elementwise(nb::module_& m) {
         .def("set_norm", &RopeWriteLayer::set_norm, nb::arg("q_weight"), nb::arg("k_weight"), nb::arg("eps"),
              nb::arg("weight_offset"))
         .def("set_table", &RopeWriteLayer::set_table, nb::arg("cos_sin"), nb::arg("num_positions"))
-        .def("set_cache", &RopeWriteLayer::set_cache, nb::arg("data"), nb::arg("half_stride"), nb::arg("block_stride"),
-             nb::arg("num_blocks"), nb::arg("block_size"), nb::arg("is_bfloat16"))
+        .def("set_cache", &RopeWriteLayer::set_cache, nb::arg("cache"))
         .def("run", &RopeWriteLayer::run, nb::arg("pool"), nb::arg("projected"), nb::arg("positions"), nb::arg("slots"),
              nb::arg("query"), nb::arg("num_rows"), nb::arg("is_bfloat16"), released());
 }

@@ -16,14 +16,21 @@ MODEL_OPS = frozenset(
 )
 """The ops that models call."""
 
+CACHE_OPS = frozenset({"paged_attention", "qkv_rope_write"})
+"""Those that know how the KV cache is laid out: both come from the attention backend's side."""
+
 NATIVE_OPS = MODEL_OPS
 """Those with a native kernel."""
 
 NATIVE_DTYPES = ("float32", "bfloat16")
 """Types of weights and activations that native kernels take."""
 
+NATIVE_CACHE_DTYPES = ("float32", "bfloat16", "int8")
+"""Types of cached keys and values that native attention takes."""
+
 NATIVE_HEAD_SIZE_MULTIPLE = 8
-"""Head sizes that native attention takes."""
+NATIVE_BLOCK_SIZE_MULTIPLE = 16
+"""Head sizes and block sizes that native attention takes."""
 
 NATIVE_ISAS: dict[str, frozenset[str]] = {
     "generic": frozenset(),

@@ -5,11 +5,20 @@ from __future__ import annotations
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from octavo.config.engine_config import EngineConfig
-from octavo.plan.native_ops import MODEL_OPS, NATIVE_DTYPES, NATIVE_HEAD_SIZE_MULTIPLE, NATIVE_ISAS, NATIVE_OPS
+from octavo.plan.native_ops import (
+    CACHE_OPS,
+    MODEL_OPS,
+    NATIVE_BLOCK_SIZE_MULTIPLE,
+    NATIVE_DTYPES,
+    NATIVE_HEAD_SIZE_MULTIPLE,
+    NATIVE_ISAS,
+    NATIVE_OPS,
+)
 from octavo.plan.plan import Plan
 from octavo.util.byte_size import format_byte_size
 from octavo.words.device_caps import DeviceCaps
 from octavo.words.errors import ConfigError, InsufficientMemoryError
+from octavo.words.kv_cache_spec import FullAttentionSpec
 from octavo.words.model_facts import ModelFacts
 
 DEFAULT_BLOCK_SIZE = 32
@@ -46,14 +55,15 @@ def make_plan(config: EngineConfig, facts: ModelFacts, caps: DeviceCaps) -> Plan
     longest = max_model_len.value or facts.max_position
     tokens, seqs = _step_budgets(config, longest)
     kernels = _kernels(config, caps, dtype.value)
-    attention = _attention_backend(kernels.value, facts)
+    block_size = _block_size(config)
+    attention = _attention_backend(kernels.value, facts, block_size.value)
     decisions: dict[str, Decision[Any]] = {
         "device": _device(config, caps),
         "dtype": dtype,
         "kv_cache_dtype": kv_cache_dtype,
         "attention_backend": attention,
         "max_model_len": max_model_len,
-        "block_size": _block_size(config),
+        "block_size": block_size,
         "max_num_batched_tokens": tokens,
         "max_num_seqs": seqs,
         "enable_prefix_caching": _as_asked(config.cache.enable_prefix_caching),
@@ -191,9 +201,10 @@ def _longest_request_bytes(config: EngineConfig, facts: ModelFacts, kv_dtype: st
     asked = config.model.max_model_len
     length = asked if isinstance(asked, int) else facts.max_position
     block = config.cache.block_size or DEFAULT_BLOCK_SIZE
-    layer_token_bytes = 2 * facts.num_kv_heads * facts.head_size * _ITEM_BYTES[kv_dtype]
+    shape = {"num_kv_heads": facts.num_kv_heads, "head_size": facts.head_size}
+    token = FullAttentionSpec(block_size=1, dtype=kv_dtype, **shape)
     tokens = sum(min(length, _kept_tokens(facts, kind, length)) + block for kind in _layer_types(facts))
-    return tokens * layer_token_bytes
+    return tokens * token.natural_page_bytes
 
 
 def _layer_types(facts: ModelFacts) -> tuple[str, ...]:
@@ -286,19 +297,22 @@ def _cpu_isa(config: EngineConfig, caps: DeviceCaps, kernels: str) -> Decision[s
     return Decision(asked, "as asked")
 
 
-def _attention_backend(kernels: str, facts: ModelFacts) -> Decision[str]:
+def _attention_backend(kernels: str, facts: ModelFacts, block_size: int | None) -> Decision[str]:
     if kernels != "native":
         return Decision("reference", "plain torch, as the other kernels are")
     if facts.head_size % NATIVE_HEAD_SIZE_MULTIPLE:
         multiple = f"multiples of {NATIVE_HEAD_SIZE_MULTIPLE}"
         return Decision("reference", f"native attention takes head sizes that are {multiple}, not {facts.head_size}")
+    if (block_size or 0) % NATIVE_BLOCK_SIZE_MULTIPLE:
+        multiple = f"multiples of {NATIVE_BLOCK_SIZE_MULTIPLE}"
+        return Decision("reference", f"native attention takes block sizes that are {multiple}, not {block_size}")
     return Decision("cpu", "native kernels")
 
 
 def _batch_invariant(kernels: str, attention: str) -> Decision[bool]:
     if kernels != "native":
         return Decision(False, "no, because ops run on plain torch, whose kernels change with the number of rows")
-    missing = sorted((MODEL_OPS - NATIVE_OPS) | ({"paged_attention"} if attention == "reference" else set()))
+    missing = sorted((MODEL_OPS - NATIVE_OPS) | (CACHE_OPS if attention == "reference" else set()))
     if missing:
         return Decision(False, f"no, because {', '.join(missing)} on plain torch")
     return Decision(True, "yes: every op has a native kernel that gives a row the same bits among any others")

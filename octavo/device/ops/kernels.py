@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from octavo.device.ops.native.context import open_native
@@ -51,6 +51,13 @@ def load_kernels(backend: str, num_threads: int = 1, isa: str = "auto") -> Kerne
     native = open_native(num_threads, isa)
     own = {name: resolve(OPS[name][backend])(native) for name in OP_NAMES if backend in OPS[name]}
     return Kernels(**(reference | own), backend=backend, missing=frozenset(OP_NAMES) - own.keys(), native=native)
+
+
+def with_reference(kernels: Kernels, names: Collection[str]) -> Kernels:
+    """The same kernels, but with the reference of these ops."""
+    reference = {name: resolve(OPS[name]["reference"]) for name in names}
+    missing = kernels.missing | reference.keys() if kernels.native is not None else kernels.missing
+    return replace(kernels, **reference, missing=frozenset(missing))
 
 
 REFERENCE_KERNELS = load_kernels("reference")

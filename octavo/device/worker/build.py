@@ -16,11 +16,12 @@ from octavo.device.layers.quantization.native_dense import NativeDense
 from octavo.device.layers.quantization.unquantized import UNQUANTIZED
 from octavo.device.models.build import build_model
 from octavo.device.models.options import ModelOptions
-from octavo.device.ops.kernels import Kernels, load_kernels
+from octavo.device.ops.kernels import Kernels, load_kernels, with_reference
 from octavo.device.sample.prompt_logprobs import PromptLogprobs
 from octavo.device.sample.sampler import Sampler, builtin_processors
 from octavo.device.worker.head import SamplingHead
 from octavo.device.worker.model_runner import ModelRunner
+from octavo.plan.native_ops import CACHE_OPS
 from octavo.plan.plan import Plan
 from octavo.util.lazy import resolve
 from octavo.words.errors import ConfigError
@@ -57,11 +58,14 @@ def build_empty_model(plan: Plan, facts: ModelFacts) -> nn.Module:
         softcap=facts.attn_logit_softcap is not None,
     )
     kernels = load_kernels(plan.kernels, plan.num_threads, plan.cpu_isa)
+    attention = select_backend(plan.attention_backend, needs, kernels.native)
+    if not attention.support.needs_native:
+        kernels = with_reference(kernels, CACHE_OPS)
     options = ModelOptions(
         dtype=getattr(torch, plan.dtype),
         kv_cache_dtype=getattr(torch, plan.kv_cache_dtype),
         max_model_len=plan.max_model_len or facts.max_position,
-        attention=select_backend(plan.attention_backend, needs, kernels.native),
+        attention=attention,
         kernels=kernels,
         quantization=_weight_format(kernels),
     )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from octavo.device.ops.native.context import NativeContext
 from octavo.device.ops.native.dtypes import is_bfloat16
-from octavo.device.ops.native.qkv_rope_write import cache_strides
+from octavo.device.ops.native.kv_cache import cache_view
 from octavo.device.ops.paged_attention import AttentionOptions, WorkList
 
 
@@ -35,7 +35,7 @@ def attend(
     options: AttentionOptions,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """As ``ops/paged_attention``; head sizes are multiples of 8, query and cache are float32 or bfloat16 each."""
+    """As ``ops/paged_attention``, from a cache as ``ops/native/kv_cache`` says; head sizes are multiples of 8."""
     query, out = query.contiguous(), torch.empty(query.shape, dtype=query.dtype)
     layer = native.library.AttentionLayer(
         options.num_heads,
@@ -46,13 +46,11 @@ def attend(
         options.sliding_window or 0,
         options.chunk_size or 0,
     )
-    strides, block_size = cache_strides(kv_cache), kv_cache.shape[2]
-    cache = native.library.CacheView(kv_cache.data_ptr(), *strides, block_size, is_bfloat16(kv_cache.dtype))
     logits = None if sinks is None else sinks.float().contiguous()
     layer.attend(
         native.pool,
         step.view,
-        cache,
+        cache_view(native, kv_cache),
         query.data_ptr(),
         out.data_ptr(),
         len(query),
