@@ -52,7 +52,9 @@ NB_MODULE(_native, m) {
           "Both are contiguous. Raises ValueError where they do not fit.");
     octavo::bind_runtime(m);
     octavo::bind_kv_cache(m);
+    octavo::bind_graph(m);
     octavo::bind_attention(m);
     octavo::bind_elementwise(m);
     octavo::bind_linear(m);
+    octavo::bind_sampling(m);
 }

@@ -16,6 +16,7 @@ KernelCounter norm_counter{"rms_norm"};
 KernelCounter activation_counter{"gated_activation"};
 KernelCounter rope_counter{"rope_write"};
 KernelCounter embedding_counter{"embedding"};
+KernelCounter scale_counter{"scale"};
 KernelCounter softcap_counter{"softcap"};
 
 // Some microseconds of work; less is not worth another thread's attention.
@@ -64,6 +65,13 @@ void softcap(ThreadPool& pool, float* numbers, std::size_t count, float cap) {
     softcap_counter.add();
     const auto kernel = kKernels.active().softcap;
     over_rows(pool, count, 1, [&](Rows some) { kernel(numbers + some.first, some.last - some.first, cap); });
+}
+
+void scale(ThreadPool& pool, void* numbers, std::size_t num_rows, std::size_t width, float factor, bool is_bfloat16) {
+    scale_counter.add();
+    const EmbeddingCall call{nullptr, numbers, numbers, width, factor};
+    const auto kernel = kKernels.active().embedding[is_bfloat16];
+    over_rows(pool, num_rows, width, [&](Rows rows) { kernel(call, rows); });
 }
 
 void embedding(ThreadPool& pool, const EmbeddingCall& call, std::size_t num_rows, std::int64_t vocab_size,

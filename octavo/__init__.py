@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from octavo.config.engine_config import EngineConfig as EngineConfig
     from octavo.config.flat import EngineArgs as EngineArgs
+    from octavo.frontend.async_llm import AsyncLLM as AsyncLLM
     from octavo.frontend.llm import LLM as LLM
     from octavo.frontend.llm_engine import LLMEngine as LLMEngine
     from octavo.words.inputs import TextPrompt as TextPrompt
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
     from octavo.words.outputs import CompletionOutput as CompletionOutput
     from octavo.words.outputs import RequestOutput as RequestOutput
     from octavo.words.sampling_params import SamplingParams as SamplingParams
+    from octavo.words.structured_outputs import StructuredOutputParams as StructuredOutputParams
 
 _HOMES = {
+    "AsyncLLM": "octavo.frontend.async_llm",
     "CompletionOutput": "octavo.words.outputs",
     "EngineArgs": "octavo.config.flat",
     "EngineConfig": "octavo.config.engine_config",
@@ -29,12 +32,13 @@ _HOMES = {
     "LLMEngine": "octavo.frontend.llm_engine",
     "RequestOutput": "octavo.words.outputs",
     "SamplingParams": "octavo.words.sampling_params",
+    "StructuredOutputParams": "octavo.words.structured_outputs",
     "TextPrompt": "octavo.words.inputs",
     "TokensPrompt": "octavo.words.inputs",
 }
 
-__all__ = ["LLM", "CompletionOutput", "EngineArgs", "EngineConfig", "LLMEngine", "RequestOutput", "SamplingParams",
-           "TextPrompt", "TokensPrompt", "__version__"]  # fmt: skip
+__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "EngineArgs", "EngineConfig", "LLMEngine", "RequestOutput",
+           "SamplingParams", "StructuredOutputParams", "TextPrompt", "TokensPrompt", "__version__"]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -7,9 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from octavo.checkpoint.catalogue import models_dir, pull
 from tests.succ import make_succ
+
+# How long an example takes to make or to run is the machine's business: no test asserts a speed.
+settings.register_profile("octavo", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("octavo")
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,7 @@ TORCH_FREE = (
     "octavo.engine",
     "octavo.frontend",
     "octavo.bench",
+    "octavo.server",
     "octavo.cli",
 )
 HEAVY = {"torch", "transformers"}

@@ -3,6 +3,7 @@
 #include <stdexcept>
 
 #include "bindings/bindings.h"
+#include "graph.h"
 
 namespace nb = nanobind;
 
@@ -16,27 +17,39 @@ T* address(Address number) {
     return reinterpret_cast<T*>(number);
 }
 
-void bound_rms_norm(ThreadPool& pool, Address x, Address residual, Address weight, Address total, Address out,
-                    std::size_t num_rows, std::size_t width, float eps, float weight_offset, bool is_bfloat16) {
+Launch launch_rms_norm(Address x, Address residual, Address weight, Address total, Address out, std::size_t width,
+                       float eps, float weight_offset, bool is_bfloat16) {
     const NormCall call{address(x), address(residual), address(weight), address(total),
                         address(out), width, eps, weight_offset};
-    rms_norm(pool, call, num_rows, is_bfloat16);
+    return {"rms_norm",
+            [=](ThreadPool& pool, StepSizes sizes) { rms_norm(pool, call, sizes.num_rows, is_bfloat16); }};
 }
 
-void bound_gated_activation(ThreadPool& pool, Address projected, Address out, std::size_t num_rows, std::size_t width,
-                            bool is_gelu_tanh, bool is_bfloat16) {
+Launch launch_gated_activation(Address projected, Address out, std::size_t width, bool is_gelu_tanh, bool is_bfloat16) {
     const Activation activation = is_gelu_tanh ? Activation::gelu_tanh : Activation::silu;
-    gated_activation(pool, {address(projected), address(out), width, activation}, num_rows, is_bfloat16);
+    const ActivationCall call{address(projected), address(out), width, activation};
+    return {"gated_activation",
+            [=](ThreadPool& pool, StepSizes sizes) { gated_activation(pool, call, sizes.num_rows, is_bfloat16); }};
 }
 
-void bound_embedding(ThreadPool& pool, Address token_ids, Address table, Address out, std::size_t num_rows,
-                     std::size_t width, std::int64_t vocab_size, float scale, bool is_bfloat16) {
+Launch launch_embedding(Address token_ids, Address table, Address out, std::size_t width, std::int64_t vocab_size,
+                        float scale, bool is_bfloat16) {
     const EmbeddingCall call{address<const std::int64_t>(token_ids), address(table), address(out), width, scale};
-    embedding(pool, call, num_rows, vocab_size, is_bfloat16);
+    return {"embedding", [=](ThreadPool& pool, StepSizes sizes) {
+                embedding(pool, call, sizes.num_rows, vocab_size, is_bfloat16);
+            }};
 }
 
-void bound_softcap(ThreadPool& pool, Address numbers, std::size_t count, float cap) {
-    softcap(pool, address<float>(numbers), count, cap);
+Launch launch_scale(Address numbers, std::size_t width, float factor, bool is_bfloat16) {
+    return {"scale", [=](ThreadPool& pool, StepSizes sizes) {
+                scale(pool, address(numbers), sizes.num_rows, width, factor, is_bfloat16);
+            }};
+}
+
+Launch launch_softcap(Address numbers, std::size_t width, float cap) {
+    return {"softcap", [=](ThreadPool& pool, StepSizes sizes) {
+                softcap(pool, address<float>(numbers), sizes.num_rows * width, cap);
+            }};
 }
 
 // How a layer's heads are normed and rotated, and where they are stored; calls add a step's rows.
@@ -66,14 +79,15 @@ struct RopeWriteLayer {
 
     void set_cache(const KvCache& cache) { call.cache = cache; }
 
-    void run(ThreadPool& pool, Address projected, Address positions, Address slots, Address query, std::size_t num_rows,
-             bool is_bfloat16) const {
+    Launch launch(Address projected, Address positions, Address slots, Address query, bool is_bfloat16) const {
         RopeWriteCall rows = call;
         rows.projected = address(projected);
         rows.positions = address<const std::int64_t>(positions);
         rows.slots = address<const std::int64_t>(slots);
         rows.query = address(query);
-        rope_write(pool, rows, num_rows, is_bfloat16);
+        return {"rope_write", [rows, is_bfloat16](ThreadPool& pool, StepSizes sizes) {
+                    rope_write(pool, rows, sizes.num_rows, is_bfloat16);
+                }};
     }
 
     RopeWriteCall call{};
@@ -82,18 +96,19 @@ struct RopeWriteLayer {
 }  // namespace
 
 void bind_elementwise(nb::module_& m) {
-    using released = nb::call_guard<nb::gil_scoped_release>;
-    m.def("rms_norm", &bound_rms_norm, nb::arg("pool"), nb::arg("x"), nb::arg("residual"), nb::arg("weight"),
-          nb::arg("total"), nb::arg("out"), nb::arg("num_rows"), nb::arg("width"), nb::arg("eps"),
-          nb::arg("weight_offset"), nb::arg("is_bfloat16"), released(),
+    // Each returns a Launch over rows of the width it is told.
+    m.def("rms_norm", &launch_rms_norm, nb::arg("x"), nb::arg("residual"), nb::arg("weight"), nb::arg("total"),
+          nb::arg("out"), nb::arg("width"), nb::arg("eps"), nb::arg("weight_offset"), nb::arg("is_bfloat16"),
           "Norm of x, or of total = residual + x where residual is not 0; all [num_rows, width], weight [width].");
-    m.def("gated_activation", &bound_gated_activation, nb::arg("pool"), nb::arg("projected"), nb::arg("out"),
-          nb::arg("num_rows"), nb::arg("width"), nb::arg("is_gelu_tanh"), nb::arg("is_bfloat16"), released(),
+    m.def("gated_activation", &launch_gated_activation, nb::arg("projected"), nb::arg("out"), nb::arg("width"),
+          nb::arg("is_gelu_tanh"), nb::arg("is_bfloat16"),
           "activation(gate) * up of projected [num_rows, 2 * width]; silu or the tanh form of gelu.");
-    m.def("embedding", &bound_embedding, nb::arg("pool"), nb::arg("token_ids"), nb::arg("table"), nb::arg("out"),
-          nb::arg("num_rows"), nb::arg("width"), nb::arg("vocab_size"), nb::arg("scale"), nb::arg("is_bfloat16"),
-          released(), "Rows of table [vocab_size, width] by int64 id, times scale. Raises IndexError.");
-    m.def("softcap", &bound_softcap, nb::arg("pool"), nb::arg("numbers"), nb::arg("count"), nb::arg("cap"), released(),
+    m.def("embedding", &launch_embedding, nb::arg("token_ids"), nb::arg("table"), nb::arg("out"), nb::arg("width"),
+          nb::arg("vocab_size"), nb::arg("scale"), nb::arg("is_bfloat16"),
+          "Rows of table [vocab_size, width] by int64 id, times scale. Raises IndexError when it runs.");
+    m.def("scale", &launch_scale, nb::arg("numbers"), nb::arg("width"), nb::arg("factor"), nb::arg("is_bfloat16"),
+          "Multiply each number by factor, in place.");
+    m.def("softcap", &launch_softcap, nb::arg("numbers"), nb::arg("width"), nb::arg("cap"),
           "Map each float32 z to cap * tanh(z / cap), in place.");
     nb::class_<RopeWriteLayer>(m, "RopeWriteLayer", "Norms and rotates projected heads and stores keys and values.")
         .def(nb::init<int, int, int, int, bool>(), nb::arg("num_heads"), nb::arg("num_kv_heads"), nb::arg("head_size"),
@@ -102,8 +117,8 @@ void bind_elementwise(nb::module_& m) {
              nb::arg("weight_offset"))
         .def("set_table", &RopeWriteLayer::set_table, nb::arg("cos_sin"), nb::arg("num_positions"))
         .def("set_cache", &RopeWriteLayer::set_cache, nb::arg("cache"))
-        .def("run", &RopeWriteLayer::run, nb::arg("pool"), nb::arg("projected"), nb::arg("positions"), nb::arg("slots"),
-             nb::arg("query"), nb::arg("num_rows"), nb::arg("is_bfloat16"), released());
+        .def("launch", &RopeWriteLayer::launch, nb::arg("projected"), nb::arg("positions"), nb::arg("slots"),
+             nb::arg("query"), nb::arg("is_bfloat16"));
 }
 
 }  // namespace octavo

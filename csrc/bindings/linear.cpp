@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "bindings/bindings.h"
+#include "graph.h"
 
 namespace nb = nanobind;
 
@@ -31,39 +32,42 @@ void construct(PackedLinear* self, ThreadPool& pool, std::string_view dtype, std
 
 NumberType number_type(bool is_bfloat16) { return is_bfloat16 ? NumberType::bfloat16 : NumberType::float32; }
 
-void run(const PackedMatrix& self, ThreadPool& pool, std::uintptr_t x, bool x_is_bfloat16, std::size_t num_rows,
-         std::uintptr_t out, bool out_is_bfloat16) {
-    self.run(pool, address(x), number_type(x_is_bfloat16), num_rows, number_type(out_is_bfloat16),
-             reinterpret_cast<void*>(out));
+Launch project(const PackedMatrix& self, std::uintptr_t x, bool x_is_bfloat16, std::uintptr_t out,
+               bool out_is_bfloat16) {
+    return {"linear", [=, &self](ThreadPool& pool, StepSizes sizes) {
+                self.run(pool, address(x), number_type(x_is_bfloat16), sizes.num_rows, number_type(out_is_bfloat16),
+                         reinterpret_cast<void*>(out));
+            }};
 }
 
-void unpack_rows(const PackedMatrix& self, ThreadPool& pool, std::uintptr_t ids, std::size_t num_ids,
-                 std::uintptr_t out, bool is_bfloat16) {
-    const auto* first = static_cast<const std::int64_t*>(address(ids));
+void check_rows(const std::int64_t* ids, std::size_t num_ids, std::size_t num_rows) {
     for (std::size_t i = 0; i < num_ids; ++i) {
-        if (first[i] < 0 || static_cast<std::size_t>(first[i]) >= self.num_columns()) {
-            throw std::out_of_range("row " + std::to_string(first[i]) + " is not one of " +
-                                    std::to_string(self.num_columns()));
-        }
+        if (ids[i] >= 0 && static_cast<std::size_t>(ids[i]) < num_rows) continue;
+        throw std::out_of_range("row " + std::to_string(ids[i]) + " is not one of " + std::to_string(num_rows));
     }
-    self.unpack_rows(pool, first, num_ids, number_type(is_bfloat16), reinterpret_cast<void*>(out));
+}
+
+Launch unpack_rows(const PackedMatrix& self, std::uintptr_t ids, std::uintptr_t out, bool is_bfloat16) {
+    return {"unpack_rows", [=, &self](ThreadPool& pool, StepSizes sizes) {
+                const auto* first = static_cast<const std::int64_t*>(address(ids));
+                check_rows(first, sizes.num_rows, self.num_columns());
+                self.unpack_rows(pool, first, sizes.num_rows, number_type(is_bfloat16), reinterpret_cast<void*>(out));
+            }};
 }
 
 }  // namespace
 
 void bind_linear(nb::module_& m) {
-    using released = nb::call_guard<nb::gil_scoped_release>;
     nb::class_<PackedMatrix>(m, "PackedMatrix", "A weight matrix in the form its kernels read.")
         .def_prop_ro("num_columns", &PackedMatrix::num_columns)
         .def_prop_ro("k", &PackedMatrix::k)
         .def_prop_ro("bytes", &PackedMatrix::bytes, "Memory it holds.")
-        .def("run", &run, nb::arg("pool"), nb::arg("x"), nb::arg("x_is_bfloat16"), nb::arg("num_rows"), nb::arg("out"),
-             nb::arg("out_is_bfloat16"), released(),
-             "x [num_rows, k] -> out [num_rows, num_columns], float32 or bfloat16 each. Raises ValueError for types it\n"
-             "does not take.")
-        .def("unpack_rows", &unpack_rows, nb::arg("pool"), nb::arg("ids"), nb::arg("num_ids"), nb::arg("out"),
-             nb::arg("is_bfloat16"), released(),
-             "Rows of the weight, by int64 number. Raises IndexError for one it does not have.");
+        .def("project", &project, nb::arg("x"), nb::arg("x_is_bfloat16"), nb::arg("out"), nb::arg("out_is_bfloat16"),
+             nb::keep_alive<0, 1>(),
+             "Launch of x [num_rows, k] -> out [num_rows, num_columns], float32 or bfloat16 each. It raises ValueError\n"
+             "for types the format does not take.")
+        .def("unpack_rows", &unpack_rows, nb::arg("ids"), nb::arg("out"), nb::arg("is_bfloat16"), nb::keep_alive<0, 1>(),
+             "Launch of rows of the weight, by int64 number. It raises IndexError for one there is not.");
     nb::class_<PackedLinear, PackedMatrix>(m, "PackedLinear", "Float32 or bfloat16 weights.")
         .def("__init__", &construct, nb::arg("pool"), nb::arg("dtype"), nb::arg("weight"), nb::arg("bias"),
              nb::arg("num_columns"), nb::arg("k"),

@@ -100,7 +100,8 @@ void embedding(const EmbeddingCall& call, Rows rows) {
     const std::size_t width = call.width;
     const Lanes scale = broadcast(call.scale);
     for (std::size_t row = rows.first; row < rows.last; ++row) {
-        const T* from = static_cast<const T*>(call.table) + call.token_ids[row] * width;
+        const std::size_t from_row = call.token_ids ? static_cast<std::size_t>(call.token_ids[row]) : row;
+        const T* from = static_cast<const T*>(call.table) + from_row * width;
         T* to = static_cast<T*>(call.out) + row * width;
         if (call.scale == 1.0f) {
             std::memcpy(to, from, width * sizeof(T));

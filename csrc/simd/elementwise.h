@@ -32,7 +32,8 @@ struct ActivationCall {
     Activation activation;
 };
 
-// table: [vocab_size, width]; out: [num_rows, width]; scale is a value of the table's type.
+// table: [vocab_size, width]; out: [num_rows, width]; scale is a value of the table's type. Without token_ids, row i is
+// that of the table, which `out` may be.
 struct EmbeddingCall {
     const std::int64_t* token_ids;
     const void* table;

@@ -22,6 +22,7 @@ from octavo.util.logs import init_logging
 from octavo.words.errors import ConfigError, OctavoError
 
 COMMANDS = {
+    "serve": ("octavo.cli.serve", "serve OpenAI and Anthropic clients over HTTP"),
     "generate": ("octavo.cli.generate", "answer prompts from flags, a file or standard input"),
     "chat": ("octavo.cli.chat", "talk to a model in the terminal"),
     "estimate": ("octavo.cli.estimate", "memory a model needs, without loading its weights"),

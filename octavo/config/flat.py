@@ -11,12 +11,15 @@ import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import cache
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from octavo.config.engine_config import EngineConfig
 from octavo.config.fields import Option
+from octavo.config.server import ServeConfig
 from octavo.util.byte_size import parse_byte_size
 from octavo.words.errors import ConfigError, UnknownOptionError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,15 +51,15 @@ class Leaf:
 
 
 @cache
-def options() -> tuple[Leaf, ...]:
-    """Every option, in the order of the tree."""
-    areas = get_type_hints(EngineConfig)
+def options(tree: type = EngineConfig) -> tuple[Leaf, ...]:
+    """Every option of a config tree (a dataclass of areas), in its order."""
+    areas = get_type_hints(tree)
     return tuple(leaf for area, config_type in areas.items() for leaf in _leaves(area, config_type))
 
 
 @cache
-def _by_name() -> Mapping[str, Leaf]:
-    return {leaf.name: leaf for leaf in options()}
+def _by_name(tree: type = EngineConfig) -> Mapping[str, Leaf]:
+    return {leaf.name: leaf for leaf in options(tree)}
 
 
 def config_from_kwargs(**kwargs: Any) -> EngineConfig:
@@ -64,12 +67,17 @@ def config_from_kwargs(**kwargs: Any) -> EngineConfig:
 
     Raises UnknownOptionError with the nearest name, ConfigError for a value of the wrong type or out of bounds.
     """
-    values: dict[str, dict[str, Any]] = {area: {} for area in get_type_hints(EngineConfig)}
-    for name, value in kwargs.items():
-        leaf = _find(name)
+    return tree_from_options(EngineConfig, kwargs)
+
+
+def tree_from_options(tree: type[T], given: Mapping[str, Any]) -> T:
+    """The same for any config tree."""
+    areas = get_type_hints(tree)
+    values: dict[str, dict[str, Any]] = {area: {} for area in areas}
+    for name, value in given.items():
+        leaf = _find(name, tree)
         values[leaf.area][name] = check_value(leaf, value)
-    areas = get_type_hints(EngineConfig)
-    return EngineConfig(**{area: areas[area](**given) for area, given in values.items()})
+    return tree(**{area: areas[area](**fields) for area, fields in values.items()})
 
 
 def non_default(config: EngineConfig) -> dict[str, Any]:
@@ -106,7 +114,7 @@ class EngineArgs:
     @classmethod
     def from_cli_args(cls, namespace: argparse.Namespace) -> EngineArgs:
         """From a namespace of a parser that ``add_cli_arguments`` was given."""
-        return cls(**_options_in(namespace))
+        return cls(**options_in(namespace))
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -119,14 +127,14 @@ class EngineArgs:
         return self._config
 
 
-def add_cli_arguments(parser: argparse.ArgumentParser, *, skip: Sequence[str] = ()) -> None:
-    """Add a flag per option, in a group per area, but for the names in ``skip`` (such as a positional ``model``).
+def add_cli_arguments(parser: argparse.ArgumentParser, *, tree: type = EngineConfig, skip: Sequence[str] = ()) -> None:
+    """Add a flag per option of ``tree``, in a group per area, but for the names in ``skip`` (such as ``model``).
 
     Options that were not given are absent from the namespace. ``with_hyphens`` lets users write underscores too.
     """
-    for area in get_type_hints(EngineConfig):
+    for area in get_type_hints(tree):
         group = parser.add_argument_group(f"{area} options")
-        for leaf in options():
+        for leaf in options(tree):
             if leaf.area == area and leaf.name not in skip:
                 _add_flag(group, leaf)
 
@@ -143,25 +151,26 @@ def _hyphenated(argument: str) -> str:
 
 def config_from_namespace(namespace: argparse.Namespace, **extra: Any) -> EngineConfig:
     """The config that parsed flags ask for; ``extra`` wins. Entries that are no options are left alone."""
-    return config_from_kwargs(**{**_options_in(namespace), **extra})
+    return config_from_kwargs(**{**options_in(namespace), **extra})
 
 
 def options_page() -> str:
     """The text of docs/options.md."""
     preface = (
         "# Engine options\n\n"
-        "Flags of `octavo generate`, `chat`, `estimate` and `bench`; with underscores, the keyword arguments of `LLM`\n"
-        "and `EngineArgs`. This page is written by `make docs` from the fields in `octavo/config/`.\n"
+        "Flags of `octavo serve`, `generate`, `chat`, `estimate` and `bench`; with underscores, the keyword arguments\n"
+        "of `LLM` and `EngineArgs`. This page is written by `make docs` from the fields in `octavo/config/`.\n"
     )
-    return preface + "\n" + markdown_table()
+    server = "\n# Server options\n\nFurther flags of `octavo serve`; `LLM` knows none of them.\n\n"
+    return preface + "\n" + markdown_table() + server + markdown_table(ServeConfig)
 
 
-def markdown_table() -> str:
+def markdown_table(tree: type = EngineConfig) -> str:
     """The options, a table per area."""
     lines: list[str] = []
-    for area in get_type_hints(EngineConfig):
+    for area in get_type_hints(tree):
         lines += [f"## {area}", "", "| Option | Value | Default | Meaning |", "|---|---|---|---|"]
-        lines += [_row(leaf) for leaf in options() if leaf.area == area]
+        lines += [_row(leaf) for leaf in options(tree) if leaf.area == area]
         lines.append("")
     return "\n".join(lines)
 
@@ -198,10 +207,10 @@ def _leaf(area: str, name: str, hint: Any, default: Any) -> Leaf:
     return Leaf(name=name, area=area, type=kind, optional=optional, default=default, option=option)
 
 
-def _find(name: str) -> Leaf:
-    leaf = _by_name().get(name)
+def _find(name: str, tree: type = EngineConfig) -> Leaf:
+    leaf = _by_name(tree).get(name)
     if leaf is None:
-        near = difflib.get_close_matches(name, _by_name(), n=1)
+        near = difflib.get_close_matches(name, _by_name(tree), n=1)
         raise UnknownOptionError(name, near[0] if near else None)
     return leaf
 
@@ -271,8 +280,9 @@ def _argument_type(leaf: Leaf) -> Any:
     return parse
 
 
-def _options_in(namespace: argparse.Namespace) -> dict[str, Any]:
-    return {name: value for name, value in vars(namespace).items() if name in _by_name()}
+def options_in(namespace: argparse.Namespace, tree: type = EngineConfig) -> dict[str, Any]:
+    """What was given of ``tree``'s options, by name."""
+    return {name: value for name, value in vars(namespace).items() if name in _by_name(tree)}
 
 
 def _default_text(leaf: Leaf) -> str:

@@ -22,6 +22,9 @@ class ModelConfig:
             choices=("auto", "float32", "bfloat16", "float16"),
         ),
     ] = "auto"
+    enforce_eager: Annotated[
+        bool, Option("Run the model op by op from Python, instead of replaying a captured forward pass.")
+    ] = False
     quantization: Annotated[
         str | None,
         Option("Weight quantisation; none = dequantise to dtype at load.", choices=("none",)),

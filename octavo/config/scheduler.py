@@ -26,7 +26,10 @@ class SchedulerConfig:
     ] = 0
     scheduling_policy: Annotated[
         str,
-        Option("fcfs = in order of arrival; priority = lower numbers first.", choices=("fcfs", "priority")),
+        Option(
+            "fcfs = in order of arrival; priority = lower numbers first (a request's priority is refused otherwise).",
+            choices=("fcfs", "priority"),
+        ),
     ] = "fcfs"
     watermark: Annotated[
         float,
@@ -40,3 +43,15 @@ class SchedulerConfig:
         bool,
         Option("Plan the next step while one runs (two steps in flight); executors that cannot refuse it."),
     ] = False
+    max_num_queued_reqs: Annotated[
+        int | None,
+        Option("Most requests of AsyncLLM that wait for their first token; more are refused.", at_least=1),
+    ] = None
+    max_num_queued_tokens: Annotated[
+        int | None,
+        Option("Most prompt tokens of requests that wait for their first token; more are refused.", at_least=1),
+    ] = None
+    request_timeout: Annotated[
+        float | None,
+        Option("Seconds after which AsyncLLM ends a request that is not done (default: never).", at_least=0.001),
+    ] = None

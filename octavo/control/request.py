@@ -34,6 +34,13 @@ class RequestStatus(enum.IntEnum):
         return self >= RequestStatus.FINISHED_STOPPED
 
 
+class Constraint(Protocol):
+    """What the tokens of a request must keep to."""
+
+    def take(self, token_id: int) -> bool:
+        """Note the newest token; True when nothing may follow it."""
+
+
 NEVER = 1 << 62
 """A number of tokens that no request reaches."""
 
@@ -76,10 +83,11 @@ class Request:
         self.num_output_placeholders = 0
         self.last_step_id = 0
         self.max_total_tokens = 0
-        self.num_cached_tokens = -1
-        self.num_preemptions = 0
-        self.first_scheduled_time: float | None = None
+        self.num_cached_tokens = message.num_cached_tokens
+        self.num_preemptions = message.num_preemptions
+        self.first_scheduled_time = message.first_scheduled_time
         self.prompt_logprobs: list[LogprobsRow] = []
+        self.constraint: Constraint | None = None
 
         self.eos_token_ids = frozenset(message.sampling.eos_token_ids)
         self.end_token_ids = self.eos_token_ids.union(message.sampling.params.stop_token_ids or ())

@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from octavo.checkpoint.facts import read_model_facts
+from octavo.checkpoint.generation_config import read_generation_config
 from octavo.checkpoint.resolve import Checkpoint, resolve_model
 from octavo.config.engine_config import EngineConfig
 from octavo.config.flat import non_default
@@ -18,6 +20,8 @@ from octavo.control.kv.block_hash import make_block_hasher
 from octavo.control.kv.manager import KVCacheManager
 from octavo.control.kv.planning import plan_kv_cache
 from octavo.control.scheduler.scheduler import Scheduler, SchedulerLimits
+from octavo.control.structured_output.grammar import GrammarBackend
+from octavo.control.structured_output.manager import NoStructuredOutput, StructuredOutput, StructuredOutputManager
 from octavo.device.platform.detect import detect_caps
 from octavo.engine.core import EngineCore
 from octavo.engine.info import EngineInfo
@@ -25,6 +29,7 @@ from octavo.engine.interrupts import deferred_interrupts
 from octavo.engine.phases import Phases
 from octavo.engine.plugins import load_plugins
 from octavo.engine.simulated_model import SIMULATED_FACTS, SIMULATED_MODEL, token_function
+from octavo.engine.step_watch import NoStepWatch, StepWatch
 from octavo.executor.protocol import Executor
 from octavo.plan.kv_specs import kv_cache_specs
 from octavo.plan.plan import Plan
@@ -37,6 +42,8 @@ EXECUTORS = {
     "uni": "octavo.executor.uniproc:UniProcExecutor",
     "simulated": "octavo.executor.simulated:SimulatedExecutor",
 }
+TOKENIZER_LOADER = "octavo.frontend.load_tokenizer:load_tokenizer"
+GRAMMAR_BACKENDS = {"llguidance": "octavo.control.structured_output.backends.llguidance:LLGuidanceBackend"}
 WORKER_BUILDER = "octavo.device.worker.build:build_worker"
 GIB = 1 << 30
 
@@ -53,7 +60,9 @@ class ModelParts:
     plan: Plan
 
 
-def build_engine_core(config: EngineConfig, *, incarnation: int = 0) -> tuple[EngineCore, EngineInfo]:
+def build_engine_core(
+    config: EngineConfig, *, incarnation: int = 0, watch: StepWatch | None = None
+) -> tuple[EngineCore, EngineInfo]:
     """Start an engine core. Raises what makes a start impossible, with nothing left running."""
     phases = Phases()
     logger.info("non-default args: %s", non_default(config))
@@ -61,10 +70,13 @@ def build_engine_core(config: EngineConfig, *, incarnation: int = 0) -> tuple[En
     with phases("plugins"):
         load_plugins(config.observability.plugins)
     executor = STARTERS[config.parallel.distributed_executor_backend](parts, phases)
+    watch = watch or NoStepWatch()
     try:
         kv_cache_config = _give_memory(executor, parts, phases)
+        with phases("warm up"):
+            graph = executor.warm_up()
         with phases("scheduler"):
-            core = _assemble(executor, parts, kv_cache_config, incarnation)
+            core = _assemble(executor, parts, kv_cache_config, incarnation, watch)
     except BaseException:
         executor.shutdown()
         raise
@@ -73,6 +85,7 @@ def build_engine_core(config: EngineConfig, *, incarnation: int = 0) -> tuple[En
         plan=parts.plan,
         kv_cache_config=kv_cache_config,
         phases=phases.seconds,
+        graph=graph,
         incarnation=incarnation,
     )
     _log_capacity(info, phases)
@@ -114,7 +127,12 @@ def _start_uni(parts: ModelParts, phases: Phases) -> Executor:
         worker.init_device()
     with phases("load weights"):
         report = worker.load_model()
-    logger.info("Loading weights took %.2f seconds", report.seconds)
+    logger.info(
+        "Loading weights took %.2f seconds: %d tensors, %.2f GiB as stored",
+        report.seconds,
+        report.num_tensors,
+        report.bytes / GIB,
+    )
     weight_bytes = parts.facts.num_parameters * DTYPE_BYTES[parts.plan.dtype]
     logger.info(
         "Model loading took %.2f GiB memory and %.2f seconds", weight_bytes / GIB, phases.seconds["load weights"]
@@ -160,12 +178,12 @@ def _give_memory(executor: Executor, parts: ModelParts, phases: Phases) -> KVCac
         )
     with phases("create kv cache"):
         executor.initialize_from_config(kv_cache_config)
-    with phases("warm up"):
-        executor.warm_up()
     return kv_cache_config
 
 
-def _assemble(executor: Executor, parts: ModelParts, kv_cache_config: KVCacheConfig, incarnation: int) -> EngineCore:
+def _assemble(
+    executor: Executor, parts: ModelParts, kv_cache_config: KVCacheConfig, incarnation: int, watch: StepWatch
+) -> EngineCore:
     config, plan = parts.config, parts.plan
     manager = KVCacheManager(
         kv_cache_config,
@@ -183,9 +201,31 @@ def _assemble(executor: Executor, parts: ModelParts, kv_cache_config: KVCacheCon
         max_steps_in_flight=plan.max_steps_in_flight,
     )
     hasher = make_block_hasher(kv_cache_config.hash_block_size) if plan.enable_prefix_caching else None
+    structured_output = _structured_output(parts)
     return EngineCore(
-        executor, Scheduler(limits, manager), hasher, depth=plan.max_steps_in_flight, incarnation=incarnation
+        executor,
+        Scheduler(limits, manager, gates=(structured_output,)),
+        hasher,
+        depth=plan.max_steps_in_flight,
+        incarnation=incarnation,
+        watch=watch,
+        structured_output=structured_output,
     )
+
+
+def _structured_output(parts: ModelParts) -> StructuredOutput:
+    if parts.checkpoint is None:
+        return NoStructuredOutput()
+    return StructuredOutputManager(partial(_grammar_backend, parts.checkpoint, parts.facts))
+
+
+def _grammar_backend(checkpoint: Checkpoint, facts: ModelFacts) -> GrammarBackend:
+    """Loaded with the first constrained request, on the thread that compiles grammars."""
+    tokenizer = resolve(TOKENIZER_LOADER)(checkpoint)
+    own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+    ends = (*own, *read_generation_config(checkpoint).eos_token_ids, *facts.eos_token_ids)
+    backend: GrammarBackend = resolve(GRAMMAR_BACKENDS["llguidance"])(tokenizer, tuple(dict.fromkeys(ends)))
+    return backend
 
 
 def _log_capacity(info: EngineInfo, phases: Phases) -> None:

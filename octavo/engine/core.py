@@ -12,18 +12,23 @@ import queue
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from octavo.control.request import BlockHasher, Request
+from octavo.control.scheduler.quarantine import Quarantine
 from octavo.control.scheduler.scheduler import Scheduler
+from octavo.control.structured_output.manager import NoStructuredOutput, StructuredOutput
+from octavo.engine.step_watch import NoStepWatch, StepWatch
 from octavo.executor.protocol import Executor, Handle
-from octavo.words.errors import UnknownOptionError
+from octavo.words.errors import EngineError, UnknownOptionError
 from octavo.words.messages import (
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
     FinishReason,
+    GrammarMasks,
     SchedulerOutput,
     SchedulerStats,
 )
@@ -34,12 +39,21 @@ NOTHING_TO_RUN_WAIT_S = 0.001
 logger = logging.getLogger(__name__)
 
 
+class _InFlight(NamedTuple):
+    """A step that was launched, and the masks that its sampling waits for."""
+
+    planned: SchedulerOutput
+    handle: Handle
+    masks: Future[GrammarMasks] | None
+
+
 class EngineCore:
     """Owns the scheduler and the executor of one engine.
 
     ``depth`` is the number of steps that may be in flight: 1 waits for each step, 2 plans a step while another runs.
-    An error of one request while it is added ends that request with an error output; an error in a step is raised
-    and leaves the core unusable.
+    An error of one request while it is added ends that request with an error output. A step that fails is dropped and
+    its requests run again, each alone; one that fails again ends with an error output, and nobody else notices. Where
+    several fail alone and none succeeds, it is not them: the error is raised and leaves the core unusable.
     """
 
     def __init__(
@@ -50,13 +64,19 @@ class EngineCore:
         *,
         depth: int = 1,
         incarnation: int = 0,
+        watch: StepWatch | None = None,
+        structured_output: StructuredOutput | None = None,
     ) -> None:
         self.executor = executor
+        self.structured_output = structured_output or NoStructuredOutput()
         self.scheduler = scheduler
         self._block_hasher = block_hasher
         self._depth = depth
         self._incarnation = incarnation
-        self._in_flight: deque[tuple[SchedulerOutput, Handle]] = deque()
+        self._watch = watch or NoStepWatch()
+        self._quarantine = Quarantine()
+        scheduler.gates = (*scheduler.gates, self._quarantine)
+        self._in_flight: deque[_InFlight] = deque()
         self._aborts: queue.SimpleQueue[Sequence[str]] = queue.SimpleQueue()
         self._refused: dict[int, list[EngineCoreOutput]] = {}
         self._calls: dict[str, Callable[..., Any]] = {
@@ -79,6 +99,7 @@ class EngineCore:
         """
         try:
             request = Request(message, self._block_hasher)
+            self.structured_output.begin(request)
         except Exception as error:
             return partial(self._refuse, message, error)
         return partial(self._admit, message, request)
@@ -101,23 +122,99 @@ class EngineCore:
     def step(self) -> dict[int, EngineCoreOutputs]:
         """Launch steps until ``depth`` are in flight, finish the oldest; return what it brought, by client index."""
         self._drain_aborts()
-        while len(self._in_flight) < self._depth and self.scheduler.has_requests():
-            self._launch()
-        outputs = self._finish_oldest() if self._in_flight else {}
+        try:
+            outputs = self._advance()
+        except _StepFailed as failure:
+            outputs = {}
+            self._survive(failure)
+        if self._quarantine.on_trial is not None:
+            self._judge(outputs)
         return self._with_refused(outputs)
+
+    def _advance(self) -> dict[int, list[EngineCoreOutput]]:
+        depth = self._depth if self._quarantine.on_trial is None else 1
+        while len(self._in_flight) < depth and self.scheduler.has_requests():
+            self._launch()
+        return self._finish_oldest() if self._in_flight else {}
 
     def _launch(self) -> None:
         planned = self.scheduler.schedule()
-        self._in_flight.append((planned, self.executor.execute(planned)))
+        for request_id, reason in self.structured_output.take_failed().items():
+            self.scheduler.fail_request(request_id, reason)
+        masks = self.structured_output.begin_masks(planned, self.scheduler.requests)
+        self._watch.launched(planned)
+        try:
+            handle = self.executor.execute(planned)
+        except Exception as error:
+            raise _StepFailed(planned, [*self._steps_in_flight(), planned], error) from error
+        self._in_flight.append(_InFlight(planned, handle, masks))
         if not _says_anything(planned):
             time.sleep(NOTHING_TO_RUN_WAIT_S)
 
     def _finish_oldest(self) -> dict[int, list[EngineCoreOutput]]:
-        planned, handle = self._in_flight.popleft()
-        done = self.executor.sample(handle)
+        planned, handle, coming_masks = self._in_flight[0]
+        try:
+            masks = None if coming_masks is None else coming_masks.result()
+            done = self.executor.sample(handle, masks)
+        except Exception as error:
+            raise _StepFailed(planned, self._steps_in_flight(), error) from error
+        self._in_flight.popleft()
+        if masks is not None:
+            done.failed |= masks.failed
         # An abort that came while the step ran must win over its tokens.
         self._drain_aborts()
-        return self.scheduler.update_from_output(planned, done)
+        outputs = self.scheduler.update_from_output(planned, done)
+        self._watch.returned(planned)
+        return outputs
+
+    def _steps_in_flight(self) -> list[SchedulerOutput]:
+        return [each.planned for each in self._in_flight]
+
+    # A step fails
+
+    def _survive(self, failure: _StepFailed) -> None:
+        """Drop what is in flight and put the requests of the step that failed on trial."""
+        error, request_ids = failure.error, list(failure.step.num_scheduled_tokens)
+        logger.error("A step with %d requests failed; each will run alone", len(request_ids), exc_info=error)
+        if not request_ids:
+            raise error
+        self._start_over(failure.lost)
+        if request_ids == [self._quarantine.on_trial]:
+            self._quarantine.fail(f"{type(error).__name__}: {error}")
+            self._end_trial(error)
+        else:
+            self._quarantine.accuse(request_ids)
+
+    def _judge(self, outputs: dict[int, list[EngineCoreOutput]]) -> None:
+        """End the trial of a suspect that got a token, or that is gone."""
+        suspect = self._quarantine.on_trial
+        if any(output.request_id == suspect and output.new_token_ids for found in outputs.values() for output in found):
+            self._quarantine.acquit()
+        elif suspect not in self.scheduler.requests:
+            self._quarantine.dismiss()
+        else:
+            return
+        self._end_trial(EngineError("every request of a step that failed also failed alone"))
+
+    def _end_trial(self, error: Exception) -> None:
+        """Let the next suspect run alone; after the last end the guilty, or raise ``error`` if it is not them."""
+        if self._quarantine.on_trial is not None:
+            self._start_over(self._steps_in_flight())
+            return
+        verdict = self._quarantine.take_verdict()
+        if verdict.engine_is_broken:
+            self._watch.blame(list(verdict.failed))
+            raise error
+        for request_id, reason in verdict.failed.items():
+            logger.error("Request %s ends with an error: its step fails also when it runs alone", request_id)
+            self.scheduler.fail_request(request_id, f"the engine failed twice while it computed this request: {reason}")
+
+    def _start_over(self, lost: Sequence[SchedulerOutput]) -> None:
+        """Drop all steps in flight (``lost``); requests that ran wait again, what is cached stays."""
+        self._in_flight.clear()
+        self._watch.lost()
+        self.executor.forget_requests()
+        self.scheduler.start_over(lost)
 
     def _with_refused(self, outputs: dict[int, list[EngineCoreOutput]]) -> dict[int, EngineCoreOutputs]:
         refused, self._refused = self._refused, {}
@@ -135,6 +232,8 @@ class EngineCore:
 
     def _admit(self, message: EngineCoreRequest, request: Request) -> None:
         try:
+            if message.is_suspect:
+                self._quarantine.accuse([message.request_id], survived_by_none=True)
             self.scheduler.add_request(request)
         except Exception as error:
             self._refuse(message, error)
@@ -163,6 +262,7 @@ class EngineCore:
     def shutdown(self) -> None:
         """Release workers, device memory and threads. Steps in flight are dropped."""
         self._in_flight.clear()
+        self.structured_output.shutdown()
         self.executor.shutdown()
 
 
@@ -173,6 +273,16 @@ CALL_RESULTS: dict[str, Any] = {
     "stats": SchedulerStats,
 }
 """The names EngineCore.call knows, each with the type of its answer."""
+
+
+class _StepFailed(Exception):
+    """A step could not be executed or sampled; ``lost`` are all steps in flight, that one included."""
+
+    def __init__(self, step: SchedulerOutput, lost: list[SchedulerOutput], error: Exception) -> None:
+        super().__init__(str(error))
+        self.step = step
+        self.lost = lost
+        self.error = error
 
 
 def _says_anything(planned: SchedulerOutput) -> bool:

@@ -7,6 +7,7 @@ import msgspec
 from octavo.control.kv.capacity import longest_length_that_fits
 from octavo.control.kv.planning import max_concurrency
 from octavo.plan.plan import Plan
+from octavo.words.graph_report import GraphReport
 from octavo.words.kv_cache_spec import KVCacheConfig
 from octavo.words.model_facts import ModelFacts
 
@@ -15,13 +16,15 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The model, what was decided and what memory profiling taught.
 
     ``phases`` maps each phase of the start to its seconds, in order. ``incarnation`` numbers the core process: a
-    core started in place of a dead one has the next number.
+    core started in place of a dead one has the next number. ``graph`` says what came of capturing the forward pass;
+    None where no model runs.
     """
 
     facts: ModelFacts
     plan: Plan
     kv_cache_config: KVCacheConfig
     phases: dict[str, float]
+    graph: GraphReport | None = None
     incarnation: int = 0
 
     @property

@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter as Tally
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeAlias
 
 import msgspec
 
-from octavo.words.messages import EngineCoreOutput, SchedulerStats
+from octavo.words.messages import EngineCoreOutput, EngineCoreOutputs, SchedulerStats
 
 LOG_INTERVAL_S = 10.0
 
@@ -139,3 +139,40 @@ class MetricsRecorder:
                 for reason, number in sorted(self._finished.items())
             ),
         ]
+
+
+class Statistics:
+    """Tells the stat loggers of one front end about every step, and lets them speak every LOG_INTERVAL_S seconds."""
+
+    def __init__(self, stat_loggers: Sequence[StatLogger] = ()) -> None:
+        self._metrics = MetricsRecorder()
+        self._stat_loggers: tuple[StatLogger, ...] = (self._metrics, *stat_loggers)
+        self._next_log_time = time.monotonic() + LOG_INTERVAL_S
+
+    def add(self, stat_logger: StatLogger) -> None:
+        """Tell one more from now on."""
+        self._stat_loggers += (stat_logger,)
+
+    def record(self, outputs: EngineCoreOutputs) -> None:
+        """Take note of what a step brought."""
+        if outputs.stats is None:
+            return
+        iteration = IterationStats.of(outputs.outputs)
+        for stat_logger in self._stat_loggers:
+            stat_logger.record(outputs.stats, iteration)
+        if time.monotonic() >= self._next_log_time:
+            self.log()
+
+    def count_finished(self, reason: str, number: int = 1) -> None:
+        """Count choices that ended without an output of the core."""
+        self._metrics.count_finished(reason, number)
+
+    def log(self) -> None:
+        """Let every stat logger speak now."""
+        self._next_log_time = time.monotonic() + LOG_INTERVAL_S
+        for stat_logger in self._stat_loggers:
+            stat_logger.log()
+
+    def snapshot(self, scheduler: SchedulerStats) -> list[Metric]:
+        """All metrics now; ``scheduler`` is what the core says at this moment."""
+        return self._metrics.snapshot(scheduler)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
+from octavo.words.graph_report import GraphReport
 from octavo.words.kv_cache_spec import AnyKVCacheSpec, KVCacheConfig
-from octavo.words.messages import ModelRunnerOutput, SchedulerOutput
+from octavo.words.messages import GrammarMasks, ModelRunnerOutput, SchedulerOutput
 
 Handle: TypeAlias = Any
 """A step in flight. Only the executor that returned it looks inside."""
@@ -38,14 +39,17 @@ class Executor(Protocol):
     def initialize_from_config(self, config: KVCacheConfig) -> None:
         """Allocate and bind the cache tensors."""
 
-    def warm_up(self) -> None:
-        """Run what would make the first steps slow."""
+    def warm_up(self) -> GraphReport | None:
+        """Run what would make the first steps slow; say what was captured, where there is something to capture."""
 
     def execute(self, step: SchedulerOutput) -> Handle:
         """Start a step, one without tokens too, and return before it is done where the executor can."""
 
-    def sample(self, handle: Handle, grammar_masks: Any = None) -> ModelRunnerOutput:
+    def sample(self, handle: Handle, grammar_masks: GrammarMasks | None = None) -> ModelRunnerOutput:
         """Sample the step's tokens; blocks until they are there."""
+
+    def forget_requests(self) -> None:
+        """Drop every request and every step in flight: a step failed half-way. The next step has only new requests."""
 
     def collective_rpc(self, name: str, *args: Any) -> list[Any]:
         """Call a worker method by name on every worker; one result per worker."""

@@ -25,6 +25,7 @@ from octavo.words.kv_cache_spec import (
 )
 from octavo.words.messages import (
     CachedRequestData,
+    GrammarMasks,
     LogprobsRow,
     ModelRunnerOutput,
     NewRequestData,
@@ -150,7 +151,7 @@ class SimulatedExecutor:
         self._in_flight.append(in_flight)
         return in_flight
 
-    def sample(self, handle: _StepInFlight, grammar_masks: Any = None) -> ModelRunnerOutput:
+    def sample(self, handle: _StepInFlight, grammar_masks: GrammarMasks | None = None) -> ModelRunnerOutput:
         """Return the oldest step's result, waiting out its time."""
         if not self._in_flight or self._in_flight[0] is not handle:
             raise InconsistentStep(f"step {handle.result.step_id} is not the oldest in flight")
@@ -161,6 +162,10 @@ class SimulatedExecutor:
             state.unreported_rejections.pop(handle.result.step_id, None)
         return handle.result
 
+    def forget_requests(self) -> None:
+        self._states.clear()
+        self._in_flight.clear()
+
     def collective_rpc(self, name: str, *args: Any) -> list[Any]:
         raise UnsupportedError(f"collective_rpc({name!r}): the simulated executor has no workers.")
 
@@ -168,8 +173,7 @@ class SimulatedExecutor:
         pass
 
     def shutdown(self) -> None:
-        self._states.clear()
-        self._in_flight.clear()
+        self.forget_requests()
 
     # ---- request state ---------------------------------------------------------------------------------------------
 

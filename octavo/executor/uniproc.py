@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from octavo.executor.protocol import Handle
+from octavo.words.graph_report import GraphReport
 from octavo.words.kv_cache_spec import AnyKVCacheSpec, KVCacheConfig
-from octavo.words.messages import ModelRunnerOutput, SchedulerOutput
+from octavo.words.messages import GrammarMasks, ModelRunnerOutput, SchedulerOutput
 
 
 class UniProcExecutor:
@@ -36,14 +37,17 @@ class UniProcExecutor:
     def initialize_from_config(self, config: KVCacheConfig) -> None:
         self._worker.initialize_from_config(config)
 
-    def warm_up(self) -> None:
-        self._worker.warm_up()
+    def warm_up(self) -> GraphReport | None:
+        return self._worker.warm_up()
 
     def execute(self, step: SchedulerOutput) -> Handle:
         return self._worker.execute(step)
 
-    def sample(self, handle: Handle, grammar_masks: Any = None) -> ModelRunnerOutput:
+    def sample(self, handle: Handle, grammar_masks: GrammarMasks | None = None) -> ModelRunnerOutput:
         return self._worker.sample(handle, grammar_masks)
+
+    def forget_requests(self) -> None:
+        self._worker.forget_requests()
 
     def collective_rpc(self, name: str, *args: Any) -> list[Any]:
         return [self._worker.collective_rpc(name, *args)]

@@ -15,6 +15,7 @@ import msgspec
 from octavo.checkpoint.generation_config import GenerationConfig
 from octavo.config.engine_config import EngineConfig
 from octavo.tokenizer.tokenizer import Tokenizer
+from octavo.util.lazy import resolve
 from octavo.words.errors import RequestError
 from octavo.words.inputs import PromptType
 from octavo.words.messages import EngineCoreRequest, ResolvedSampling
@@ -23,6 +24,18 @@ from octavo.words.sampling_params import MAX_SEED, SamplingParams
 
 _PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt", "priority"})
 _MAX_SALT_CHARACTERS = 4096
+# Every vocabulary has tokens of so many characters.
+_SHORT_TOKEN = 8
+GRAMMAR_CHECK = "octavo.control.structured_output.backends.llguidance:check_grammar"
+
+
+@dataclass(frozen=True)
+class PreparedRequest:
+    """A user's request that was checked and can be added: one core request per choice."""
+
+    request_id: str
+    prompt: str | None
+    choices: list[EngineCoreRequest]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +48,8 @@ class _Prompt:
 class InputProcessor:
     """Checks and tokenises prompts, resolves parameters. Thread-safe.
 
-    ``max_model_len`` is the fitted length of the engine. ``seeds`` gives the seed of a request that brings none, from
+    ``max_model_len`` is the fitted length of the engine; ``max_request_len`` is less where the KV cache is smaller than
+    that. ``seeds`` gives the seed of a request that brings none, from
     the request's ordinal; the default derives it from the engine's seed, so that an offline run repeats.
     """
 
@@ -47,13 +61,16 @@ class InputProcessor:
         config: EngineConfig,
         max_model_len: int,
         *,
+        max_request_len: int | None = None,
         seeds: Callable[[int], int] | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = facts.vocab_size
         self._generation_config = generation_config
         self._config = config.model
+        self._ranks_by_priority = config.scheduler.scheduling_policy == "priority"
         self._max_model_len = max_model_len
+        self._max_request_len = max_model_len if max_request_len is None else max_request_len
         self._seeds = seeds or self._offline_seed
         self._ordinals = itertools.count()
         self._eos_token_ids = self._collect_eos(facts)
@@ -62,6 +79,19 @@ class InputProcessor:
         """What a request without parameters gets: the model's own defaults, unless generation_config says otherwise."""
         own: dict[str, Any] = dict(self._generation_config.defaults)
         return SamplingParams(**own) if self._config.generation_config == "auto" else SamplingParams()
+
+    def prepare(
+        self,
+        request_id: str,
+        prompt: PromptType,
+        params: SamplingParams | None = None,
+        *,
+        priority: int | None = None,
+        arrival_time: float | None = None,
+    ) -> PreparedRequest:
+        """Check a request and turn it into tokens. RequestError for one that cannot be served."""
+        choices = self.process(prompt, params, request_id, priority=priority or 0, arrival_time=arrival_time)
+        return PreparedRequest(request_id, prompt_text(prompt), choices)
 
     def process(
         self,
@@ -80,7 +110,6 @@ class InputProcessor:
         """
         params = self.default_sampling_params() if params is None else own_params(params)
         checked = self._read_prompt(prompt, priority)
-        self._check_length(len(checked.token_ids))
         sampling = self._resolve(params, len(checked.token_ids))
         internal_id = f"{request_id}-{secrets.token_hex(4)}"
         arrived = time.time() if arrival_time is None else float(arrival_time)
@@ -104,7 +133,7 @@ class InputProcessor:
 
     def _read_prompt(self, prompt: object, priority: int) -> _Prompt:
         if isinstance(prompt, str):
-            return self._checked(self._tokenizer.encode(prompt), None, priority)
+            return self._checked(self._encode(prompt), None, priority)
         if isinstance(prompt, list | tuple):
             return self._checked(prompt, None, priority)
         if not isinstance(prompt, Mapping):
@@ -124,15 +153,43 @@ class InputProcessor:
             raise RequestError(f"prompt must be text, got {type(text).__name__}.", param="prompt")
         if text is None and token_ids is None:
             raise RequestError("a prompt needs prompt or prompt_token_ids.", param="prompt")
-        ids = self._tokenizer.encode(str(text)) if token_ids is None else token_ids
+        ids = self._encode(str(text)) if token_ids is None else token_ids
         return self._checked(ids, prompt.get("cache_salt"), prompt.get("priority", priority))
+
+    def check_text_length(self, num_characters: int) -> None:
+        """Refuse a text that is too long whatever its tokens are, before a tokenizer works on it for minutes."""
+        limit = self._max_model_len
+        if num_characters <= _SHORT_TOKEN * limit:
+            return
+        if num_characters > self._tokenizer.longest_token * limit:
+            raise RequestError(
+                f"This model's maximum context length is {limit} tokens. The prompt has {num_characters} characters, "
+                "more than so many tokens can have; shorten it.",
+                param="prompt",
+            )
+
+    def _encode(self, text: str) -> list[int]:
+        self.check_text_length(len(text))
+        return self._tokenizer.encode(text)
 
     def _checked(self, token_ids: object, cache_salt: object, priority: object) -> _Prompt:
         if not isinstance(token_ids, list | tuple):
             name = "prompt_token_ids"
             raise RequestError(f"{name} must be a list of integers, got {type(token_ids).__name__}.", param=name)
+        self._check_length(len(token_ids))
         ids = self._in_vocabulary("prompt_token_ids", token_ids)
-        return _Prompt(token_ids=ids, cache_salt=_checked_salt(cache_salt), priority=_checked_priority(priority))
+        return _Prompt(token_ids=ids, cache_salt=_checked_salt(cache_salt), priority=self._checked_priority(priority))
+
+    def _checked_priority(self, priority: object) -> int:
+        if not isinstance(priority, int) or isinstance(priority, bool) or not -(2**31) <= priority < 2**31:
+            raise RequestError(f"priority must be an integer of 32 bits, got {priority!r:.40}.", param="priority")
+        if priority and not self._ranks_by_priority:
+            raise RequestError(
+                f"priority {priority} means nothing under the fcfs policy: leave it out, or start the engine with "
+                f"--scheduling-policy priority.",
+                param="priority",
+            )
+        return priority
 
     def _in_vocabulary(self, name: str, token_ids: Iterable[Any]) -> list[int]:
         """Return the ids as a list; RequestError naming the first that the model has no row for."""
@@ -162,11 +219,19 @@ class InputProcessor:
                 "which leaves no room for an output token; shorten it.",
                 param="prompt",
             )
+        if num_tokens >= self._max_request_len:
+            raise RequestError(
+                f"the prompt has {num_tokens} tokens, and the whole KV cache holds {self._max_request_len} with its "
+                "answer; shorten it or enlarge the cache (kv_cache_memory_bytes, num_gpu_blocks_override).",
+                param="prompt",
+            )
 
     def _resolve(self, params: SamplingParams, num_prompt_tokens: int) -> ResolvedSampling:
         for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
             self._in_vocabulary(name, getattr(params, name) or ())
         self._resolve_logprobs(params)
+        if params.structured_outputs is not None:
+            resolve(GRAMMAR_CHECK)(params.structured_outputs)
         room = self._max_model_len - num_prompt_tokens
         ordinal = next(self._ordinals)
         return ResolvedSampling(
@@ -253,12 +318,6 @@ def _is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _checked_priority(priority: object) -> int:
-    if isinstance(priority, int) and not isinstance(priority, bool) and -(2**31) <= priority < 2**31:
-        return priority
-    raise RequestError(f"priority must be an integer of 32 bits, got {priority!r:.40}.", param="priority")
 
 
 def _plain_int(name: str, value: Any) -> int:

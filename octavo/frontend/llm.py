@@ -17,8 +17,8 @@ from typing import Any, Self, TypeAlias, TypeVar, cast
 from octavo.config.flat import EngineArgs, flat
 from octavo.engine.info import EngineInfo
 from octavo.engine.stats import Metric
-from octavo.frontend.input_processor import own_params
-from octavo.frontend.llm_engine import LLMEngine, PreparedRequest
+from octavo.frontend.input_processor import PreparedRequest, own_params
+from octavo.frontend.llm_engine import LLMEngine
 from octavo.frontend.progress import progress_bar
 from octavo.tokenizer.chat_template import check_template_options
 from octavo.tokenizer.tokenizer import Tokenizer

@@ -9,40 +9,23 @@ with LLMEngine.from_engine_args(EngineArgs("smollm2-135m")) as engine:
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from octavo.checkpoint.generation_config import GenerationConfig, read_generation_config
-from octavo.checkpoint.resolve import Checkpoint, resolve_model
-from octavo.config.engine_config import EngineConfig
 from octavo.config.flat import EngineArgs
-from octavo.engine.build import find_checkpoint
 from octavo.engine.client import EngineCoreClient, make_client
 from octavo.engine.info import EngineInfo
-from octavo.engine.stats import LOG_INTERVAL_S, IterationStats, LoggingStatLogger, Metric, MetricsRecorder, StatLogger
-from octavo.frontend.input_processor import InputProcessor, prompt_text
-from octavo.frontend.load_tokenizer import load_tokenizer
+from octavo.engine.stats import Metric, Statistics, StatLogger
+from octavo.frontend.input_processor import InputProcessor, PreparedRequest
 from octavo.frontend.output_processor import OutputProcessor
+from octavo.frontend.start import default_stat_loggers, start_front_end
 from octavo.tokenizer.tokenizer import Tokenizer
-from octavo.util.collector import paused_collector
-from octavo.words.errors import ConfigError, RequestError
+from octavo.words.errors import ConfigError
 from octavo.words.inputs import PromptType
-from octavo.words.messages import EngineCoreOutputs, EngineCoreRequest
 from octavo.words.outputs import RequestOutput
 from octavo.words.sampling_params import SamplingParams
-
-
-@dataclass(frozen=True)
-class PreparedRequest:
-    """A user's request that was checked and can be added: one core request per choice."""
-
-    request_id: str
-    prompt: str | None
-    choices: list[EngineCoreRequest]
 
 
 class LLMEngine:
@@ -64,10 +47,7 @@ class LLMEngine:
         self._client = client
         self._inputs = input_processor
         self._outputs = output_processor
-        self._max_request_len = client.info.max_tokens_that_fit
-        self._metrics = MetricsRecorder()
-        self._stat_loggers: tuple[StatLogger, ...] = (self._metrics, *stat_loggers)
-        self._next_log_time = time.monotonic() + LOG_INTERVAL_S
+        self._statistics = Statistics(stat_loggers)
 
     @classmethod
     def from_engine_args(
@@ -75,41 +55,8 @@ class LLMEngine:
     ) -> Self:
         """Start an engine from options. The tokenizer is loaded while the core starts."""
         config = args.create_engine_config()
-        with paused_collector():
-            return cls._start(config, multiprocess, stat_loggers)
-
-    @classmethod
-    def _start(cls, config: EngineConfig, multiprocess: bool, stat_loggers: Sequence[StatLogger]) -> Self:
-        checkpoint = find_checkpoint(config)
-        generation_config = GenerationConfig() if checkpoint is None else read_generation_config(checkpoint)
-        with ThreadPoolExecutor(1, thread_name_prefix="octavo-tokenizer") as pool:
-            loading = pool.submit(_load_tokenizer, config, checkpoint)
-            client = make_client(config, multiprocess=multiprocess)
-        try:
-            return cls._assemble(config, client, loading.result(), generation_config, stat_loggers)
-        except BaseException:
-            client.shutdown()
-            raise
-
-    @classmethod
-    def _assemble(
-        cls,
-        config: EngineConfig,
-        client: EngineCoreClient,
-        tokenizer: Tokenizer,
-        generation_config: GenerationConfig,
-        stat_loggers: Sequence[StatLogger],
-    ) -> Self:
-        info = client.info
-        inputs = InputProcessor(tokenizer, info.facts, generation_config, config, info.max_model_len)
-        own = () if config.observability.disable_log_stats else (LoggingStatLogger(device=info.plan.device),)
-        return cls(
-            client,
-            tokenizer,
-            inputs,
-            OutputProcessor(tokenizer),
-            stat_loggers=(*own, *stat_loggers),
-        )
+        parts = start_front_end(config, partial(make_client, multiprocess=multiprocess))
+        return cls(*parts, stat_loggers=(*default_stat_loggers(config, parts.client.info), *stat_loggers))
 
     @property
     def info(self) -> EngineInfo:
@@ -131,9 +78,7 @@ class LLMEngine:
         arrival_time: float | None = None,
     ) -> PreparedRequest:
         """Check a request and turn it into tokens; nothing runs yet. RequestError for one that cannot be served."""
-        choices = self._inputs.process(prompt, params, request_id, priority=priority or 0, arrival_time=arrival_time)
-        self._check_fits(choices[0])
-        return PreparedRequest(request_id, prompt_text(prompt), choices)
+        return self._inputs.prepare(request_id, prompt, params, priority=priority, arrival_time=arrival_time)
 
     def add_prepared(self, request: PreparedRequest) -> None:
         """Hand a prepared request to the core."""
@@ -166,7 +111,7 @@ class LLMEngine:
         processed = self._outputs.process_outputs(outputs)
         if processed.to_abort:  # a stop string was found, which the core knows nothing of
             self._client.abort_requests(processed.to_abort)
-        self._record(outputs)
+        self._statistics.record(outputs)
         return processed.request_outputs
 
     def abort_request(self, request_ids: str | Sequence[str]) -> None:
@@ -174,7 +119,7 @@ class LLMEngine:
         listed = [request_ids] if isinstance(request_ids, str) else list(request_ids)
         core_ids = self._outputs.abort_requests(listed)
         if core_ids:
-            self._metrics.count_finished("abort", len(core_ids))
+            self._statistics.count_finished("abort", len(core_ids))
             self._client.abort_requests(core_ids)
 
     def has_unfinished_requests(self) -> bool:
@@ -183,13 +128,11 @@ class LLMEngine:
 
     def get_metrics(self) -> list[Metric]:
         """Counters and gauges of this moment, under vLLM's names."""
-        return self._metrics.snapshot(self._client.call("stats"))
+        return self._statistics.snapshot(self._client.call("stats"))
 
     def do_log_stats(self) -> None:
         """Let every stat logger speak now."""
-        self._next_log_time = time.monotonic() + LOG_INTERVAL_S
-        for stat_logger in self._stat_loggers:
-            stat_logger.log()
+        self._statistics.log()
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, and nothing is done, while a request holds blocks."""
@@ -217,29 +160,3 @@ class LLMEngine:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.shutdown()
-
-    def _check_fits(self, request: EngineCoreRequest) -> None:
-        """Refuse here what the core would refuse: the number of blocks was forced below the longest length."""
-        num_tokens, room = len(request.prompt_token_ids), self._max_request_len
-        if num_tokens >= room:
-            raise RequestError(
-                f"the prompt has {num_tokens} tokens, and the whole KV cache holds {room} with its answer; shorten it "
-                "or enlarge the cache (kv_cache_memory_bytes, num_gpu_blocks_override).",
-                param="prompt",
-            )
-
-    def _record(self, outputs: EngineCoreOutputs) -> None:
-        if outputs.stats is None:
-            return
-        iteration = IterationStats.of(outputs.outputs)
-        for stat_logger in self._stat_loggers:
-            stat_logger.record(outputs.stats, iteration)
-        if time.monotonic() >= self._next_log_time:
-            self.do_log_stats()
-
-
-def _load_tokenizer(config: EngineConfig, model: Checkpoint | None) -> Tokenizer:
-    checkpoint = resolve_model(config.model.tokenizer) if config.model.tokenizer else model
-    if checkpoint is None:
-        raise ConfigError(f"model {config.model.model!r} has no tokenizer; name another model's with tokenizer=...")
-    return load_tokenizer(checkpoint, chat_template=config.model.chat_template)

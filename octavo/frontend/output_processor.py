@@ -22,10 +22,19 @@ class ProcessedOutputs:
     to_abort: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class TakenOutputs:
+    """The requests that a step moved, and the core's requests that a stop string ended."""
+
+    moved: list[OpenRequest]
+    to_abort: list[str]
+
+
 class OutputProcessor:
     """Holds every unfinished request of one front end. Not thread-safe: one loop feeds it.
 
-    ``tokenizer`` None serves token ids only. ``clock`` gives seconds like time.time.
+    Outputs are taken as they come and answers are made when they are asked for: who asks late gets one answer with
+    everything that came meanwhile. ``tokenizer`` None serves token ids only. ``clock`` gives seconds like time.time.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, *, clock: Callable[[], float] = time.time) -> None:
@@ -33,20 +42,17 @@ class OutputProcessor:
         self._clock = clock
         self._choices: dict[str, _Choice] = {}
 
-    def add_request(self, request_id: str, prompt: str | None, requests: Sequence[EngineCoreRequest]) -> None:
+    def add_request(self, request_id: str, prompt: str | None, requests: Sequence[EngineCoreRequest]) -> OpenRequest:
         """Open a request: ``requests`` are its choices, as the input processor made them; ``prompt`` is its text."""
-        request = _Request(request_id, prompt, requests, self._tokenizer)
+        request = OpenRequest(request_id, prompt, requests, self._tokenizer)
         for choice in request.choices:
             self._choices[choice.core_id] = choice
+        return request
 
-    def process_outputs(self, outputs: EngineCoreOutputs) -> ProcessedOutputs:
-        """Take a step's outputs; those of requests that have ended here are ignored.
-
-        Each request brings at most one RequestOutput. DELTA has the choices that moved, with what is new in them;
-        CUMULATIVE has all choices with all they have; FINAL_ONLY brings nothing before every choice has ended.
-        """
+    def take(self, outputs: EngineCoreOutputs) -> TakenOutputs:
+        """Take a step's outputs into their requests; those of requests that have ended here are ignored."""
         now = self._clock()
-        moved: dict[int, _Request] = {}
+        moved: dict[OpenRequest, None] = {}
         to_abort = []
         for output in outputs.outputs:
             choice = self._choices.get(output.request_id)
@@ -54,20 +60,34 @@ class OutputProcessor:
                 continue
             if choice.take(output):
                 to_abort.append(choice.core_id)
-            choice.request.note(output, now)
             if choice.finish_reason is not None:
                 del self._choices[choice.core_id]
-            moved[id(choice.request)] = choice.request
-        made = [request.make_output(now) for request in moved.values()]
-        return ProcessedOutputs([output for output in made if output is not None], to_abort)
+            choice.request.note(choice, output, now)
+            moved[choice.request] = None
+        return TakenOutputs(list(moved), to_abort)
+
+    def process_outputs(self, outputs: EngineCoreOutputs) -> ProcessedOutputs:
+        """Take a step's outputs and answer at once: at most one RequestOutput for each request that moved."""
+        taken = self.take(outputs)
+        made = [request.take_output() for request in taken.moved]
+        return ProcessedOutputs([output for output in made if output is not None], taken.to_abort)
+
+    def end_request(self, request: OpenRequest, reason: FinishReason) -> list[str]:
+        """End what is unfinished of a request, which then has its last output; return the ids in the core."""
+        core_ids = [choice.core_id for choice in request.choices if self._choices.pop(choice.core_id, None)]
+        request.end(reason, self._clock())
+        return core_ids
+
+    def find_requests(self, request_ids: Sequence[str]) -> list[OpenRequest]:
+        """The unfinished requests with one of these users' ids."""
+        wanted = set(request_ids)
+        found = {choice.request: None for choice in self._choices.values() if choice.request.request_id in wanted}
+        return list(found)
 
     def abort_requests(self, request_ids: Sequence[str]) -> list[str]:
         """Forget requests by their users' ids (all that share one) and return their ids in the core."""
-        wanted = set(request_ids)
-        core_ids = [core_id for core_id, choice in self._choices.items() if choice.request.request_id in wanted]
-        for core_id in core_ids:
-            del self._choices[core_id]
-        return core_ids
+        found = self.find_requests(request_ids)
+        return [core_id for request in found for core_id in self.end_request(request, FinishReason.ABORT)]
 
     def has_unfinished_requests(self) -> bool:
         """Whether any choice still waits for outputs."""
@@ -79,7 +99,7 @@ class OutputProcessor:
         return len(self._choices)
 
 
-class _Request:
+class OpenRequest:
     """A user's request: its choices and what they share."""
 
     def __init__(
@@ -89,36 +109,61 @@ class _Request:
         self.request_id = request_id
         self.prompt_token_ids = first.prompt_token_ids
         self.choices = [_Choice(self, request, tokenizer) for request in requests]
+        self.metrics = RequestMetrics(arrival_time=first.arrival_time)
         self._prompt = prompt
         self._tokenizer = tokenizer if first.sampling.params.detokenize else None
         self._kind = first.sampling.params.output_kind
+        self._num_unfinished = len(self.choices)
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._num_cached_tokens = 0
-        self._metrics = RequestMetrics(arrival_time=first.arrival_time)
         self._preemptions: dict[str, int] = {}
         if first.sampling.params.prompt_logprobs is not None and len(self.prompt_token_ids) == 1:
             self._prompt_logprobs = [None]  # nothing to compute, so the core may send no rows
 
-    def note(self, output: EngineCoreOutput, now: float) -> None:
-        """Take what an output says about the request as a whole."""
+    @property
+    def finished(self) -> bool:
+        """Whether every choice has ended."""
+        return self._num_unfinished == 0
+
+    @property
+    def has_output(self) -> bool:
+        """Whether ``take_output`` gives something, once the request has moved."""
+        return self.finished or self._kind is not RequestOutputKind.FINAL_ONLY
+
+    def note(self, choice: _Choice, output: EngineCoreOutput, now: float) -> None:
+        """Take what an output of ``choice`` says about the request as a whole."""
+        metrics = self.metrics
         if output.prompt_logprobs is not None:
             self._prompt_logprobs = prompt_logprobs(self._tokenizer, self.prompt_token_ids, output.prompt_logprobs)
-        if output.request_id == self.choices[0].core_id:  # the others find the first one's prompt in the cache
+        if choice is self.choices[0]:  # the others find the first one's prompt in the cache
             self._num_cached_tokens = max(self._num_cached_tokens, output.num_cached_tokens)
-        self._preemptions[output.request_id] = output.num_preemptions
-        metrics = self._metrics
-        metrics.num_preemptions = sum(self._preemptions.values())
+        if output.num_preemptions:
+            self._preemptions[output.request_id] = output.num_preemptions
+            metrics.num_preemptions = sum(self._preemptions.values())
         if metrics.first_scheduled_time is None:
             metrics.first_scheduled_time = output.first_scheduled_time
         if metrics.first_token_time is None and output.new_token_ids:
             metrics.first_token_time = now
+        if choice.finish_reason is not None:
+            self._num_unfinished -= 1
+            if self.finished:
+                metrics.finished_time = now
 
-    def make_output(self, now: float) -> RequestOutput | None:
-        """What the user gets now, if anything."""
-        finished = all(choice.finish_reason is not None for choice in self.choices)
-        if finished:
-            self._metrics.finished_time = now
-        if self._kind is RequestOutputKind.FINAL_ONLY and not finished:
+    def end(self, reason: FinishReason, now: float) -> None:
+        """End every choice that has not ended by itself."""
+        for choice in self.choices:
+            choice.end(reason)
+        self._num_unfinished = 0
+        if self.metrics.finished_time is None:
+            self.metrics.finished_time = now
+
+    def take_output(self) -> RequestOutput | None:
+        """What the user gets now, if anything.
+
+        DELTA has the choices that moved since the last call, with what is new in them; CUMULATIVE has all choices with
+        all they have; FINAL_ONLY brings nothing before every choice has ended.
+        """
+        if not self.has_output:
             return None
         delta = self._kind is RequestOutputKind.DELTA
         choices = [choice for choice in self.choices if choice.moved] if delta else self.choices
@@ -128,17 +173,17 @@ class _Request:
             prompt=self._prompt,
             prompt_token_ids=self.prompt_token_ids,
             outputs=[choice.delta() if delta else choice.everything() for choice in choices],
-            finished=finished,
+            finished=self.finished,
             prompt_logprobs=shown,
             num_cached_tokens=self._num_cached_tokens,
-            metrics=self._metrics,
+            metrics=self.metrics,
         )
 
 
 class _Choice:
     """One of a request's choices as it grows."""
 
-    def __init__(self, request: _Request, core_request: EngineCoreRequest, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, request: OpenRequest, core_request: EngineCoreRequest, tokenizer: Tokenizer | None) -> None:
         params = core_request.sampling.params
         prompt = core_request.prompt_token_ids
         readable = tokenizer if params.detokenize else None
@@ -147,6 +192,7 @@ class _Choice:
         self.finish_reason: str | None = None
         self.moved = False
         self._index = core_request.sampling.choice_index
+        self._eos_token_ids = core_request.sampling.eos_token_ids
         self._text = None if readable is None else IncrementalDetokenizer(readable, prompt, params)
         self._logprob_texts = None if params.logprobs is None else LogprobTexts(readable, prompt)
         self._token_ids: list[int] = []
@@ -170,6 +216,12 @@ class _Choice:
             self.finish_reason = str(output.finish_reason)
             self._stop_reason, self._error = output.stop_reason, output.error
         return False
+
+    def end(self, reason: FinishReason) -> None:
+        """End the choice here, unless it has ended already."""
+        if self.finish_reason is None:
+            self.moved = True
+            self.finish_reason = str(reason)
 
     def everything(self) -> CompletionOutput:
         """The choice so far; lists are copies unless it has ended, so that a reader may keep them."""
@@ -205,7 +257,13 @@ class _Choice:
     def _take_text(self, output: EngineCoreOutput) -> str | None:
         if self._text is None:
             return None
-        return self._text.append(output.new_token_ids, output.finish_reason is FinishReason.STOP)
+        return self._text.append(output.new_token_ids, self._ends_with_a_token(output))
+
+    def _ends_with_a_token(self, output: EngineCoreOutput) -> bool:
+        """Whether the newest token is the one that ended the choice: a grammar that is complete ends it after text."""
+        if output.finish_reason is not FinishReason.STOP or not output.new_token_ids:
+            return False
+        return output.stop_reason is not None or output.new_token_ids[-1] in self._eos_token_ids
 
     def _num_kept(self) -> int:
         """Tokens of the newest output up to the one that completed the stop string."""

@@ -12,6 +12,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     ("auto"). ``block_size`` is None where the attention backends choose. ``kv_cache_bytes`` is None where it is
     learnt from profiling. ``batch_invariant`` says whether outputs are bitwise the same in any batch.
     ``kernels`` is the backend of the ops (device/ops/table.py), ``cpu_isa`` the instruction set of native ones.
+    ``graph_capture`` says whether the forward pass is recorded at warm-up and replayed in one call.
     ``reasons`` maps each field's name to one line.
     """
 
@@ -32,6 +33,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     num_threads: int
     max_steps_in_flight: int
     batch_invariant: bool
+    graph_capture: bool
     reasons: dict[str, str]
 
     def explained(self) -> list[str]:

@@ -74,6 +74,7 @@ def make_plan(config: EngineConfig, facts: ModelFacts, caps: DeviceCaps) -> Plan
         "max_steps_in_flight": _max_steps_in_flight(config),
         "kernels": kernels,
         "cpu_isa": _cpu_isa(config, caps, kernels.value),
+        "graph_capture": _graph_capture(config, kernels.value),
         "batch_invariant": _batch_invariant(kernels.value, attention.value),
     }
     values = {name: decision.value for name, decision in decisions.items()}
@@ -307,6 +308,14 @@ def _attention_backend(kernels: str, facts: ModelFacts, block_size: int | None) 
         multiple = f"multiples of {NATIVE_BLOCK_SIZE_MULTIPLE}"
         return Decision("reference", f"native attention takes block sizes that are {multiple}, not {block_size}")
     return Decision("cpu", "native kernels")
+
+
+def _graph_capture(config: EngineConfig, kernels: str) -> Decision[bool]:
+    if config.model.enforce_eager:
+        return Decision(False, "enforce_eager, as asked")
+    if kernels != "native":
+        return Decision(False, "there is nothing to capture: ops run on plain torch")
+    return Decision(True, "a step of native kernels can be one call")
 
 
 def _batch_invariant(kernels: str, attention: str) -> Decision[bool]:

@@ -1,1 +1,1 @@
-"""HTTP: the OpenAI- and Anthropic-compatible server over ``AsyncLLM``; free of torch."""
+"""The HTTP server: OpenAI's and Anthropic's interfaces over one AsyncLLM."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Protocol
 
 from octavo.tokenizer.chat import check_messages, check_tools, continued, encode_chat
@@ -21,6 +22,7 @@ class TokenizerVocab(Protocol):
     @property
     def special_ids(self) -> frozenset[int]: ...
     def token_bytes(self, token_id: int) -> bytes: ...
+    def encode(self, text: str, add_special_tokens: bool = True, allow_special: bool = True) -> list[int]: ...
 
 
 class Tokenizer:
@@ -60,6 +62,11 @@ class Tokenizer:
     def num_text_tokens(self) -> int:
         """One past the highest id that has a token."""
         return self._vocabulary.size
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Bytes of the longest token."""
+        return max((len(self.token_bytes(token_id)) for token_id in range(self.num_text_tokens)), default=1)
 
     @property
     def chat_template(self) -> str | None:

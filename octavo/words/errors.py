@@ -5,9 +5,13 @@
     │   └── UnknownOptionError a name that is no option; carries the nearest match
     ├── ModelNotFoundError     a model argument that resolves to nothing; says where it was looked for
     ├── CheckpointError        a file that is broken or lies; names the file and, where there is one, the tensor
+    ├── CaptureError           a model's forward pass that cannot be recorded; names the call and its place
     ├── UnsupportedError       a thing we know and cannot do; carries one reason per way that was tried
     ├── InsufficientMemoryError  needed bytes, available bytes, and what would fit
     ├── RequestError           one request is wrong (HTTP 400); carries the parameter's name
+    ├── OverloadedError        too many requests wait already (HTTP 503); says when to try again
+    ├── RequestTimeoutError    a request did not end in its time (HTTP 504)
+    ├── ListenError            an address on which the server cannot listen
     └── EngineError
         ├── EngineStartError   the engine did not start; the root cause is its last line
         └── EngineDeadError    the engine died; the root cause is its last line
@@ -62,6 +66,10 @@ class UnsupportedError(OctavoError, ValueError):
         self.reasons = tuple(reasons)
 
 
+class CaptureError(OctavoError):
+    """A forward pass that cannot be recorded to be run again; it can still be run."""
+
+
 class InsufficientMemoryError(OctavoError, MemoryError):
     """Memory for weights or KV cache that is not there. Byte counts are attributes."""
 
@@ -77,6 +85,22 @@ class RequestError(OctavoError, ValueError):
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+
+
+class OverloadedError(OctavoError):
+    """No more requests are taken for now. ``retry_after_s`` says when another try may be worth it."""
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class RequestTimeoutError(OctavoError, TimeoutError):
+    """A request did not end within the time it was given; it was aborted."""
+
+
+class ListenError(OctavoError, OSError):
+    """An address on which the server cannot listen."""
 
 
 class EngineError(OctavoError, RuntimeError):

@@ -33,7 +33,8 @@ class ResolvedSampling(msgspec.Struct, array_like=True, frozen=True, kw_only=Tru
 
     ``eos_token_ids`` end the request and are masked until min_tokens (empty under ignore_eos). ``num_text_tokens``
     is one past the last id the tokenizer knows: ids from there on are never sampled. ``choice_index`` is the
-    position among n choices. ``max_tokens`` is at least 1.
+    position among n choices. ``max_tokens`` is at least 1. Structured output holds from the first token on, or, where
+    ``reasoning_end_ids`` are given, from the first time that the output ends with these.
     """
 
     params: SamplingParams
@@ -43,13 +44,17 @@ class ResolvedSampling(msgspec.Struct, array_like=True, frozen=True, kw_only=Tru
     eos_token_ids: tuple[int, ...] = ()
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     choice_index: int = 0
+    reasoning_end_ids: tuple[int, ...] = ()
 
 
 class EngineCoreRequest(msgspec.Struct, array_like=True, kw_only=True):
     """One choice of one user request, ready for the core.
 
-    ``output_token_ids`` are tokens already produced (a replay): the core treats such a request as a preempted one.
     ``arrival_time`` is ``time.time`` seconds. Lower ``priority`` runs first.
+
+    A replay continues an answer that another core began; the core treats it as a preempted request. It brings the
+    ``output_token_ids`` already produced and what the first core said of it: ``num_cached_tokens`` (-1: nothing yet),
+    ``first_scheduled_time``, ``num_preemptions``. ``is_suspect``: it was in a step that its core did not survive.
     """
 
     request_id: str
@@ -60,6 +65,10 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, kw_only=True):
     cache_salt: str | None = None
     output_token_ids: list[int] = []
     client_index: int = 0
+    num_cached_tokens: int = -1
+    first_scheduled_time: float | None = None
+    num_preemptions: int = 0
+    is_suspect: bool = False
 
 
 class LogprobsRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -111,6 +120,19 @@ class SchedulerOutput(msgspec.Struct, array_like=True, kw_only=True):
     draft_token_ids: dict[str, list[int]] = {}
     block_copies: list[tuple[int, int]] = []
     blocks_to_zero: list[int] = []
+
+
+class GrammarMasks(msgspec.Struct, array_like=True, frozen=True):
+    """What grammars allow in one step. ``rows[id]`` are a request's rows: one, and one more per draft.
+
+    ``bitmask``: rows of int32 words, ``num_words`` each, one after the other; bit i of word w allows token 32 * w + i.
+    ``failed`` maps a request whose grammar met a limit to the reason; its rows mean nothing.
+    """
+
+    rows: dict[str, tuple[int, int]]
+    num_words: int
+    bitmask: bytes
+    failed: dict[str, str] = {}
 
 
 class ModelRunnerOutput(msgspec.Struct, array_like=True, kw_only=True):

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from octavo.words.errors import RequestError
+from octavo.words.structured_outputs import StructuredOutputParams
 
 MAX_SEED = 2**63 - 1
 MAX_N = 16_384
@@ -16,6 +17,8 @@ MAX_BAD_WORDS = 1_024
 GREEDY_BELOW = 1e-5
 LOWEST_TEMPERATURE = 0.01
 MAX_INT = 2**31 - 1
+# Beyond this, or its inverse, products of logits are no numbers any more.
+MAX_REPETITION_PENALTY = 1e6
 MAX_FLOAT = sys.float_info.max
 
 
@@ -58,6 +61,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
+    structured_outputs: StructuredOutputParams | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -120,6 +124,13 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
             is_one_stop = name == "stop" and isinstance(value, str)
             _require(name, value is None or is_one_stop or isinstance(value, list | tuple), "must be a list", value)
         _require("logit_bias", isinstance(self.logit_bias, dict | None), "must be a dict", self.logit_bias)
+        shape = self.structured_outputs
+        _require(
+            "structured_outputs",
+            isinstance(shape, StructuredOutputParams | None),
+            "must be StructuredOutputParams",
+            shape,
+        )
         kind = self.output_kind
         _require("output_kind", isinstance(kind, RequestOutputKind), "must be a RequestOutputKind", kind)
 
@@ -128,7 +139,12 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
             _require(name, -2.0 <= value <= 2.0, "must be between -2 and 2", value)
-        _require("repetition_penalty", self.repetition_penalty > 0.0, "must be above 0", self.repetition_penalty)
+        _require(
+            "repetition_penalty",
+            1 / MAX_REPETITION_PENALTY <= self.repetition_penalty <= MAX_REPETITION_PENALTY,
+            f"must be between {1 / MAX_REPETITION_PENALTY:g} and {MAX_REPETITION_PENALTY:g}",
+            self.repetition_penalty,
+        )
         _require("temperature", 0.0 <= self.temperature <= 2.0, "must be between 0 and 2", self.temperature)
         _require("top_p", 0.0 < self.top_p <= 1.0, "must be above 0 and at most 1", self.top_p)
         _require("top_k", 0 <= self.top_k <= MAX_INT, f"must be -1 or 0 (all), or 1 to {MAX_INT}", self.top_k)

@@ -13,7 +13,7 @@ from octavo.cli.estimate import estimate
 from octavo.cli.main import main
 from octavo.config.flat import config_from_kwargs
 from octavo.device.platform.detect import detect_caps
-from octavo.device.worker.build import build_empty_model
+from octavo.device.worker.build import build_empty_model, build_kernels
 from octavo.frontend.llm import LLM
 from octavo.plan.kv_specs import kv_cache_specs
 from octavo.plan.plan import Plan
@@ -32,7 +32,7 @@ def facts_and_plan(model: str, **options: object) -> tuple[ModelFacts, Plan]:
 def test_specs_from_facts_are_those_of_the_models_own_layers(architecture: str, tmp_path: Path) -> None:
     facts, plan = facts_and_plan(str(save_tiny_model(tmp_path, architecture)), block_size=32)
     with torch.device("meta"):
-        model = build_empty_model(plan, facts)
+        model = build_empty_model(plan, facts, build_kernels(plan))
     assert kv_cache_specs(facts, plan) == model.kv_cache_specs()
 
 

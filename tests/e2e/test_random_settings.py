@@ -86,7 +86,8 @@ def test_answers_are_those_of_a_plain_engine(subject: Subject) -> None:
         setting = random_setting(rng, subject.specs)
         priorities = [rng.randrange(3) for _ in subject.prompts]
         with LLM(**subject.options, **setting) as llm:
-            outputs = llm.generate(subject.prompts, PARAMS, priority=priorities, use_tqdm=False)
+            ranked = {"priority": priorities} if setting["scheduling_policy"] == "priority" else {}
+            outputs = llm.generate(subject.prompts, PARAMS, use_tqdm=False, **ranked)
             counters = {each.name.removeprefix("vllm:"): each.value for each in llm.get_metrics()}
             assert llm.reset_prefix_cache() is True
         for output, expected in zip(outputs, subject.expected, strict=True):

@@ -35,11 +35,11 @@ class ObservedExecutor(SimulatedExecutor):
         return output
 
 
-def make_core(depth: int = 1, **limits: Any) -> EngineCore:
+def make_core(
+    depth: int = 1, *, executor_class: type[ObservedExecutor] = ObservedExecutor, **limits: Any
+) -> EngineCore:
     plane = ControlPlane(max_steps_in_flight=depth, **limits)
-    executor = ObservedExecutor(
-        plane.executor.get_kv_cache_specs(), next_token=counting_token, max_steps_in_flight=depth
-    )
+    executor = executor_class(plane.executor.get_kv_cache_specs(), next_token=counting_token, max_steps_in_flight=depth)
     executor.initialize_from_config(plane.config)
     hasher = make_block_hasher(plane.config.hash_block_size)
     return EngineCore(executor, plane.scheduler, hasher, depth=depth, incarnation=3)
@@ -154,16 +154,161 @@ def test_outputs_carry_incarnation_and_stats_and_go_to_their_client() -> None:
     assert stats is not None and stats.num_generation_tokens == 2
 
 
-def test_an_error_in_a_step_is_raised() -> None:
-    core = make_core()
+class PoisonedExecutor(ObservedExecutor):
+    """Fails whenever a step holds one of ``poison``; ``failures`` are the requests of the steps that failed."""
 
-    def break_down() -> None:
-        raise RuntimeError("the device is gone")
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.poison: set[str] = set()
+        self.fail_in_sample = False
+        self.failures: list[list[str]] = []
 
-    executor_of(core).before_sample = break_down
-    core.add_request(make_message("a"))
+    def execute(self, step: SchedulerOutput) -> Any:
+        handle = super().execute(step)
+        if not self.fail_in_sample:
+            self.fail_if_poisoned(list(step.num_scheduled_tokens))
+        return handle
+
+    def sample(self, handle: Any, grammar_masks: Any = None) -> ModelRunnerOutput:
+        output = super().sample(handle, grammar_masks)
+        if self.fail_in_sample:
+            self.fail_if_poisoned(output.request_ids)
+        return output
+
+    def fail_if_poisoned(self, request_ids: list[str]) -> None:
+        if self.poison.intersection(request_ids):
+            self.failures.append(request_ids)
+            raise RuntimeError("the device is gone")
+
+
+def poisoned_core(depth: int = 1, *poison: str, fail_in_sample: bool = False, **options: Any) -> EngineCore:
+    core = make_core(depth, executor_class=PoisonedExecutor, **options)
+    executor = core.executor
+    assert isinstance(executor, PoisonedExecutor)
+    executor.poison, executor.fail_in_sample = set(poison), fail_in_sample
+    return core
+
+
+def failures_of(core: EngineCore) -> list[list[str]]:
+    assert isinstance(core.executor, PoisonedExecutor)
+    return core.executor.failures
+
+
+@DEPTHS
+@pytest.mark.parametrize("fail_in_sample", [False, True])
+@pytest.mark.parametrize("enable_caching", [False, True])
+def test_a_request_whose_step_fails_again_when_alone_ends_with_an_error_and_nobody_else_notices(
+    depth: int, fail_in_sample: bool, enable_caching: bool
+) -> None:
+    plain, core = make_core(depth), poisoned_core(depth, fail_in_sample=fail_in_sample, enable_caching=enable_caching)
+    for each in (plain, core):
+        for number in range(4):
+            each.add_request(make_message(f"r{number}", 20 + number, max_tokens=12))
+    expected = {name: tokens_of(outputs) for name, outputs in run(plain).items()}
+    found: dict[str, list[EngineCoreOutput]] = {}
+    for step in range(1000):
+        if not core.has_work:
+            break
+        if step == 4:
+            core.add_request(make_message("bad", 17, max_tokens=5))
+            executor_of(core).poison = {"bad"}  # type: ignore[attr-defined]
+        for outputs in core.step().values():
+            for output in outputs.outputs:
+                found.setdefault(output.request_id, []).append(output)
+    assert {name: tokens_of(outputs) for name, outputs in found.items() if name != "bad"} == expected
+    assert found["bad"][-1].finish_reason is FinishReason.ERROR
+    assert found["bad"][-1].error == (
+        "the engine failed twice while it computed this request: RuntimeError: the device is gone"
+    )
+    assert [len(ids) for ids in failures_of(core)] == [5, 1]
+    stats = core.call("stats")
+    assert (stats.kv_cache_usage, stats.num_running, stats.num_waiting) == (0.0, 0, 0)
+    assert stats.num_preemptions == 0
+    assert stats.num_prompt_tokens == 20 + 21 + 22 + 23 + 17
+
+
+def test_a_step_that_fails_once_costs_nobody_anything() -> None:
+    core = poisoned_core(1, "a")
+    core.add_request(make_message("a", 4, max_tokens=3))
+    core.add_request(make_message("b", 4, max_tokens=3))
+    assert core.step() == {}
+    executor_of(core).poison.clear()  # type: ignore[attr-defined]
+    found = run(core)
+    assert [tokens_of(found[name]) for name in ("a", "b")] == [[104, 105, 106]] * 2
+    assert len(failures_of(core)) == 1
+
+
+def test_blocks_that_a_failed_step_was_to_fill_are_not_offered_to_others() -> None:
+    core = poisoned_core(1, "bad")
+    core.add_request(make_message("good", range(40), max_tokens=1))
+    run(core)
+    bad = [*range(32), *range(900, 940)]
+    core.add_request(make_message("bad", bad, max_tokens=1))
+    assert run(core)["bad"][-1].finish_reason is FinishReason.ERROR
+    core.add_request(make_message("later", bad, max_tokens=1))
+    assert run(core)["later"][-1].num_cached_tokens == 32
+
+
+def test_where_every_suspect_fails_alone_the_engine_is_to_blame_and_the_error_is_raised() -> None:
+    core = poisoned_core(1, "a", "b", "c")
+    for name in ("a", "b", "c"):
+        core.add_request(make_message(name))
     with pytest.raises(RuntimeError, match="the device is gone"):
-        core.step()
+        run(core)
+    assert failures_of(core) == [["a", "b", "c"], ["a"], ["b"], ["c"]]
+
+
+def test_suspects_of_an_engine_that_was_started_again_are_to_blame_themselves() -> None:
+    core = poisoned_core(1, "a", "b")
+    for name in ("a", "b"):
+        message = make_message(name)
+        message.is_suspect = True
+        core.add_request(message)
+    core.add_request(make_message("c", max_tokens=2))
+    found = run(core)
+    assert found["a"][-1].finish_reason is found["b"][-1].finish_reason is FinishReason.ERROR
+    assert tokens_of(found["c"]) == [104, 105]
+    assert failures_of(core) == [["a"], ["b"]]
+
+
+def test_a_suspect_that_is_aborted_holds_back_nobody() -> None:
+    core = poisoned_core(1, "a")
+    for name in ("a", "b", "c"):
+        core.add_request(make_message(name, max_tokens=2))
+    core.step()
+    core.abort_requests(["a", "b"])
+    assert tokens_of(run(core)["c"]) == [104, 105]
+    core.add_request(make_message("d", max_tokens=2))
+    assert tokens_of(run(core)["d"]) == [104, 105]
+
+
+def test_requests_aborted_while_a_step_that_fails_is_in_flight_give_back_their_blocks() -> None:
+    core = poisoned_core(2, "b", fail_in_sample=True)
+    for name in ("a", "b", "c"):
+        core.add_request(make_message(name, 40, max_tokens=4))
+    executor_of(core).before_sample = lambda: core.abort_requests(["a"])
+    found = run(core)
+    assert "a" not in found
+    assert tokens_of(found["c"]) == [140, 141, 142, 143]
+    assert core.call("stats").kv_cache_usage == 0.0
+
+
+@DEPTHS
+@pytest.mark.parametrize("num_cut", [1, 2, 5, 11])
+def test_a_replay_goes_on_as_if_nothing_had_happened(depth: int, num_cut: int) -> None:
+    plain, core = make_core(depth), make_core(depth)
+    whole = make_message("a", 30, max_tokens=12)
+    plain.add_request(whole)
+    [outputs] = run(plain).values()
+    replay = make_message("a", 30, max_tokens=12, output_token_ids=tokens_of(outputs)[:num_cut])
+    replay.num_cached_tokens, replay.first_scheduled_time, replay.num_preemptions = 16, 5.0, 2
+    core.add_request(replay)
+    [rest] = run(core).values()
+    assert tokens_of(rest) == tokens_of(outputs)[num_cut:]
+    assert rest[-1].finish_reason is outputs[-1].finish_reason
+    assert (rest[0].num_cached_tokens, rest[0].first_scheduled_time, rest[0].num_preemptions) == (16, 5.0, 2)
+    stats = core.call("stats")
+    assert (stats.num_prompt_tokens, stats.prefix_cache_queries) == (0, 0), "the first core has counted these"
 
 
 def test_a_gated_request_keeps_the_core_at_work_and_starts_when_released() -> None:

@@ -12,6 +12,7 @@ from octavo.checkpoint.generation_config import GenerationConfig, read_generatio
 from octavo.checkpoint.resolve import resolve_model
 from octavo.config.engine_config import EngineConfig
 from octavo.config.model import ModelConfig
+from octavo.config.scheduler import SchedulerConfig
 from octavo.frontend.input_processor import InputProcessor, operating_system_seed, prompt_text
 from octavo.frontend.load_tokenizer import load_tokenizer
 from octavo.words.errors import RequestError
@@ -22,14 +23,19 @@ MAX_MODEL_LEN = 64
 
 
 def make_processor(
-    model: str, *, generation_config: GenerationConfig | None = None, max_model_len: int = MAX_MODEL_LEN, **options: Any
+    model: str,
+    *,
+    generation_config: GenerationConfig | None = None,
+    max_model_len: int = MAX_MODEL_LEN,
+    policy: str = "priority",
+    **options: Any,
 ) -> InputProcessor:
     checkpoint = resolve_model(model)
     return InputProcessor(
         load_tokenizer(checkpoint),
         read_model_facts(checkpoint),
         generation_config or read_generation_config(checkpoint),
-        EngineConfig(model=ModelConfig(model=model, **options)),
+        EngineConfig(model=ModelConfig(model=model, **options), scheduler=SchedulerConfig(scheduling_policy=policy)),
         max_model_len,
     )
 
@@ -221,3 +227,11 @@ def test_salt_priority_and_arrival_are_carried(processor: InputProcessor) -> Non
     (request,) = processor.process(prompt, SamplingParams(), "r", priority=5, arrival_time=12.5)
     assert (request.cache_salt, request.priority, request.arrival_time) == ("s", -2, 12.5)
     assert processor.process("A", SamplingParams(), "r", priority=5)[0].priority == 5
+
+
+def test_a_priority_under_fcfs_is_an_error_that_names_the_policy(succ: Path) -> None:
+    processor = make_processor(str(succ), policy="fcfs")
+    assert processor.process("A", SamplingParams(), "r", priority=0)[0].priority == 0
+    with pytest.raises(RequestError, match="priority 3 means nothing under the fcfs policy") as error:
+        processor.process({"prompt": "A", "priority": 3}, SamplingParams(), "r")
+    assert error.value.param == "priority"

@@ -219,7 +219,7 @@ class Interrupter:
 
 def test_ctrl_c_aborts_everything(succ: Path) -> None:
     with LLM(str(succ), **SMALL, max_model_len=256) as llm:
-        llm._engine._stat_loggers += (Interrupter(),)
+        llm._engine._statistics.add(Interrupter())
         with pytest.raises(KeyboardInterrupt):
             llm.generate(["A", "B", "C"], GREEDY, use_tqdm=False)
         assert not llm._engine.has_unfinished_requests()

@@ -112,26 +112,30 @@ def test_corrupt_weights_are_named_where_the_user_looks(succ: Path, tmp_path: Pa
     assert psutil.Process().children() == before
 
 
-def test_a_core_that_fails_in_a_step_raises_with_the_root_cause_last(succ: Path) -> None:
-    with LLM(
-        str(succ), **SMALL, max_model_len=64, multiprocess=True, worker_cls="tests.engine.failing_worker:FailingWorker"
-    ) as llm:
+FAILING_WORKER = "tests.engine.failing_worker:FailingWorker"
+
+
+@pytest.mark.parametrize("multiprocess", [False, True])
+def test_a_step_that_fails_for_one_request_harms_no_other(succ: Path, multiprocess: bool) -> None:
+    with LLM(str(succ), **SMALL, max_model_len=64, multiprocess=multiprocess, worker_cls=FAILING_WORKER) as llm:
+        good, bad = llm.generate(["w", "A" * 13], GREEDY, use_tqdm=False)
+        assert (good.outputs[0].text, good.outputs[0].finish_reason) == ("xyz", "stop")
+        assert bad.outputs[0].finish_reason == "error"
+        assert str(bad.outputs[0].error).endswith("RuntimeError: the device is gone")
+        assert llm.generate("w", GREEDY, use_tqdm=False)[0].outputs[0].text == "xyz"
+
+
+@pytest.mark.parametrize("multiprocess", [False, True])
+def test_a_core_whose_every_step_fails_raises_with_the_root_cause_last(succ: Path, multiprocess: bool) -> None:
+    with LLM(str(succ), **SMALL, max_model_len=64, multiprocess=multiprocess, worker_cls=FAILING_WORKER) as llm:
         assert llm.generate("w", GREEDY, use_tqdm=False)[0].outputs[0].text == "xyz"
         began = time.monotonic()
         with pytest.raises(EngineDeadError) as caught:
-            llm.generate(["A", "A" * 13], GREEDY, use_tqdm=False)
+            llm.generate(["A" * 13, "B" * 13], GREEDY, use_tqdm=False)
         assert time.monotonic() - began < 5
         assert str(caught.value).splitlines()[-1] == "RuntimeError: the device is gone"
         with pytest.raises(EngineDeadError, match="the device is gone"):
             llm.generate("w", GREEDY, use_tqdm=False)
-
-
-def test_a_core_in_this_process_fails_alike(succ: Path) -> None:
-    with LLM(str(succ), **SMALL, max_model_len=64, worker_cls="tests.engine.failing_worker:FailingWorker") as llm:
-        for _ in range(2):
-            with pytest.raises(EngineDeadError) as caught:
-                llm.generate("A" * 13, GREEDY, use_tqdm=False)
-            assert str(caught.value).splitlines()[-1] == "RuntimeError: the device is gone"
 
 
 NO_SOCKETS = """

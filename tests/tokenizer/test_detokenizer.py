@@ -157,3 +157,13 @@ def test_text_and_kept_tokens_do_not_depend_on_how_tokens_arrive(
             break
     assert ("".join(deltas), found, split.num_kept_tokens) == (whole.text, hit, whole.num_kept_tokens)
     assert hit is None or hit not in whole.text[: len(whole.text) - len(hit)] or min_tokens
+
+
+@pytest.mark.parametrize("spaces_between", [True, False])
+def test_special_tokens_side_by_side_are_spelled_as_they_are(tokenizer: Tokenizer, spaces_between: bool) -> None:
+    # spaces_between_special_tokens=False forbids the spaces that a decoder might put; the decoders here put none.
+    params = SamplingParams(skip_special_tokens=False, spaces_between_special_tokens=spaces_between)
+    token_ids = [EOT, EOS, 65, EOT]
+    shown = "".join(stream(IncrementalDetokenizer(tokenizer, [65], params), token_ids))
+    assert shown == "".join(tokenizer.decode([token_id], skip_special_tokens=False) for token_id in token_ids)
+    assert " " not in shown and len(shown) > 3

@@ -72,9 +72,10 @@ class FreeBlockQueue:
         self._size -= 1
 
     def pop_first(self) -> KVCacheBlock:
-        first = self._sentinel.following
+        sentinel = self._sentinel
+        first = sentinel.following
         assert first is not None
-        if first is self._sentinel:
+        if first is sentinel:
             raise IndexError("no free block is left")
         self.remove(first)
         return first

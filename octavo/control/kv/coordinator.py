@@ -72,14 +72,18 @@ class KVCacheCoordinator:
         del hit[num_blocks:]
         return len(hit) * manager.block_size
 
-    def blocks_needed(self, request_id: str, num_tokens: int, hit: KVBlocks) -> int:
-        """Blocks that leave the free list when the request grows to ``num_tokens``; ``hit`` is for a new one only."""
-        books = self._books.get(request_id)
-        if books is None:
-            return sum(
-                manager.blocks_to_start(num_tokens, blocks) for manager, blocks in zip(self._managers, hit, strict=True)
-            )
-        return sum([manager.blocks_to_grow(held, num_tokens) for manager, held in books])
+    def blocks_to_start(self, num_tokens: int, hit: KVBlocks) -> int:
+        """Blocks that leave the free list when a new request gets room for ``num_tokens``, ``hit`` in front."""
+        return sum(
+            manager.blocks_to_start(num_tokens, blocks) for manager, blocks in zip(self._managers, hit, strict=True)
+        )
+
+    def blocks_to_grow(self, request_id: str, num_tokens: int) -> int:
+        """Blocks that the request still lacks for ``num_tokens`` in all."""
+        total = 0
+        for manager, held in self._books[request_id]:
+            total += manager.blocks_to_grow(held, num_tokens)
+        return total
 
     def blocks_for_whole_input(self, num_tokens: int, hit: KVBlocks) -> int:
         """Blocks that leave the free list until all of a new request is computed, counting windows at their peak."""
@@ -100,10 +104,13 @@ class KVCacheCoordinator:
         """Append blocks in every group until ``num_tokens`` have room; returns the new ones."""
         return tuple([manager.allocate(held, num_tokens) for manager, held in self._books[request_id]])
 
-    def cache_full_blocks(self, request_id: str, hashes: Sequence[bytes], num_tokens: int) -> None:
-        """Make the blocks findable that the first ``num_tokens`` tokens fill."""
+    def cache_full_blocks(self, request_id: str, hashes: Sequence[bytes], num_tokens: int) -> int:
+        """Make the blocks findable that the first ``num_tokens`` tokens fill; returns ``quiet_until``."""
+        quiet_until = NEVER
         for manager, held in self._books[request_id]:
             manager.cache_full_blocks(held, hashes, num_tokens)
+            quiet_until = min(quiet_until, manager.quiet_until(held))
+        return quiet_until
 
     def release_skipped(self, request_id: str, num_processed: int) -> None:
         """Give back blocks outside every window once ``num_processed`` tokens are done."""
@@ -113,7 +120,7 @@ class KVCacheCoordinator:
 
     def quiet_until(self, request_id: str) -> int:
         """Most tokens for which no group has anything to do."""
-        return min([manager.quiet_until(held) for manager, held in self._books[request_id]], default=NEVER)
+        return min((manager.quiet_until(held) for manager, held in self._books[request_id]), default=NEVER)
 
     def forget(self, request_id: str, from_token: int) -> None:
         """Make the request's blocks unfindable that hold ``from_token`` or later."""

@@ -30,7 +30,8 @@ class KVCacheManager:
         # Per request, the number of tokens up to which no group has anything to do: most decode steps end there.
         self._quiet_until: dict[str, int] = {}
         self._nothing: KVBlocks = tuple([] for _ in config.groups)
-        self._no_ids: tuple[list[int], ...] = tuple([] for _ in config.groups)
+        self.no_block_ids: tuple[list[int], ...] = tuple([] for _ in config.groups)
+        """What ``new_block_ids`` says where there are none: one shared object, read only."""
         self.stats = PrefixCacheStats()
         """Totals since start, one count per admission; a return after a preemption is not counted again."""
         self.max_tokens_that_fit: int = self._coordinator.longest_length_that_fits(config.max_model_len)
@@ -45,6 +46,10 @@ class KVCacheManager:
         if not self._enable_caching or request.wants_prompt_logprobs:
             return self._nothing, 0
         return self._coordinator.find_longest_hit(request.block_hashes, request.num_tokens - 1)
+
+    def has_slots(self, request: Request, num_new_tokens: int) -> bool:
+        """Whether a request has room for so many more tokens and its books need no other change: so it mostly is."""
+        return request.num_computed_tokens + num_new_tokens <= self._quiet_until.get(request.request_id, -1)
 
     def allocate_slots(
         self,
@@ -67,34 +72,33 @@ class KVCacheManager:
         Returns the new blocks (hits excluded; ``block_ids`` has all), or None: it cannot be had now, and nothing was
         taken. Blocks that fell out of attention windows are given back in either case.
         """
-        total = request.num_computed_tokens + num_hit_tokens + num_new_tokens + num_lookahead_tokens
-        if total <= self._quiet_until.get(request.request_id, -1):
+        if self.has_slots(request, num_hit_tokens + num_new_tokens + num_lookahead_tokens):
             return self._nothing
 
         request_id, books = request.request_id, self._coordinator
-        is_new = request_id not in self._quiet_until
         num_computed = request.num_computed_tokens + num_hit_tokens
-        if not is_new:
+        total = num_computed + num_new_tokens + num_lookahead_tokens
+        if request_id in self._quiet_until:
             # Placeholders are tokens in flight: drafts among them may yet be rejected, and the window moves back.
             books.release_skipped(request_id, num_computed - request.num_output_placeholders)
-
-        hit = hit or self._nothing
-        num_available = max(self._pool.num_free_blocks - reserved_blocks, 0)
-        num_needed = books.blocks_needed(request_id, total, hit)
-        if num_needed > num_available:
-            return None
-        if whole_input and is_new and books.blocks_for_whole_input(request.num_tokens, hit) > num_available:
-            return None
-
-        if is_new:
+            num_needed = books.blocks_to_grow(request_id, total)
+            if num_needed > max(self._pool.num_free_blocks - reserved_blocks, 0):
+                return None
+        else:
+            hit = hit or self._nothing
+            num_needed = books.blocks_to_start(total, hit)
+            at_once = (
+                max(num_needed, books.blocks_for_whole_input(request.num_tokens, hit)) if whole_input else num_needed
+            )
+            if at_once > max(self._pool.num_free_blocks - reserved_blocks, 0):
+                return None
             books.start(request_id, hit, num_hit_tokens)
             self._count_lookup(request, num_hit_tokens)
+
         new_blocks = books.allocate(request_id, total) if num_needed > 0 else self._nothing
-        if self._enable_caching:
-            # Up to the known tokens only: drafts and placeholders are never cached.
-            num_known = min(num_computed + num_new_tokens, request.num_tokens)
-            books.cache_full_blocks(request_id, request.block_hashes, num_known)
-        self._quiet_until[request_id] = books.quiet_until(request_id)
+        # Up to the known tokens only: drafts and placeholders are never cached.
+        num_known = min(num_computed + num_new_tokens, request.num_tokens) if self._enable_caching else 0
+        self._quiet_until[request_id] = books.cache_full_blocks(request_id, request.block_hashes, num_known)
         return new_blocks
 
     def free(self, request: Request) -> None:
@@ -122,9 +126,9 @@ class KVCacheManager:
         return self._coordinator.block_ids(request_id)
 
     def new_block_ids(self, blocks: KVBlocks) -> tuple[list[int], ...]:
-        """Ids of blocks that ``allocate_slots`` returned. The common empty answer is one shared object: read only."""
+        """Ids of blocks that ``allocate_slots`` returned."""
         if blocks is self._nothing:
-            return self._no_ids
+            return self.no_block_ids
         return tuple([block.block_id for block in group] for group in blocks)
 
     def can_ever_fit(self, num_tokens: int) -> bool:
@@ -145,7 +149,7 @@ class KVCacheManager:
         return self._pool.num_free_blocks
 
     def _count_lookup(self, request: Request, num_hit_tokens: int) -> None:
-        if self._enable_caching and not request.wants_prompt_logprobs and request.num_preemptions == 0:
+        if self._enable_caching and not request.wants_prompt_logprobs and request.first_scheduled_time is None:
             self.stats.requests += 1
             self.stats.queries += request.num_tokens
             self.stats.hits += num_hit_tokens

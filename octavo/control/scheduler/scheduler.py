@@ -31,7 +31,15 @@ from octavo.control.scheduler.step_builder import StepBuilder
 from octavo.control.scheduler.stopping import check_stop
 from octavo.control.scheduler.token_limits import token_limits
 from octavo.words.errors import ConfigError, RequestError
-from octavo.words.messages import EngineCoreOutput, LogprobsRow, ModelRunnerOutput, SchedulerOutput, SchedulerStats
+from octavo.words.messages import (
+    CachedRequestData,
+    EngineCoreOutput,
+    LogprobsRow,
+    ModelRunnerOutput,
+    NewRequestData,
+    SchedulerOutput,
+    SchedulerStats,
+)
 
 RUNNING = RequestStatus.RUNNING
 PREEMPTED = RequestStatus.PREEMPTED
@@ -140,6 +148,14 @@ class Scheduler:
             self._drop_finished_from_running()
         return known
 
+    def fail_request(self, request_id: str, error: str) -> None:
+        """End a request that waits with an error, which the next update reports; unknown ids are ignored."""
+        request = self.requests.get(request_id)
+        if request is not None:
+            self._end_with_error(request, error)
+            self.waiting.discard_finished()
+            self._drop_finished_from_running()
+
     def has_unfinished_requests(self) -> bool:
         """Whether any request still wants tokens."""
         return bool(self.requests)
@@ -181,8 +197,11 @@ class Scheduler:
 
     def plan_tokens(self, request: Request, num_computed_tokens: int, step: StepBuilder) -> int:
         """Tokens for the request in this step, after the given computed ones: all that it lacks, within limits."""
-        num_tokens = request.num_tokens + len(request.draft_token_ids)
-        num_tokens += request.num_output_placeholders - num_computed_tokens
+        num_tokens = request.num_tokens + request.num_output_placeholders - num_computed_tokens
+        if request.draft_token_ids:
+            num_tokens += len(request.draft_token_ids)
+        if num_tokens == 1 and num_computed_tokens + 1 < request.max_total_tokens:
+            return 1  # A decode, as most are: the limits cut only what is more, or longer than the request may be.
         for limit in self.token_limits:
             num_tokens = limit(num_tokens, request, num_computed_tokens, step)
         return num_tokens
@@ -202,14 +221,17 @@ class Scheduler:
         return step.build(finished_ids)
 
     def _schedule_running(self, step: StepBuilder) -> None:
-        kv_cache, num_lookahead = self.kv_cache, self.limits.num_lookahead_tokens
+        kv_cache, num_lookahead, running = self.kv_cache, self.limits.num_lookahead_tokens, self.running
         index = 0
-        while index < len(self.running) - step.num_held_back and step.token_budget > 0:
-            request = self.running[index]
+        while index < len(running) - step.num_held_back and step.token_budget > 0:
+            request = running[index]
             index += 1
             num_tokens = self.plan_tokens(request, request.num_computed_tokens, step)
             if num_tokens <= 0:
                 continue  # All that it has is computed or in flight.
+            if kv_cache.has_slots(request, num_tokens + num_lookahead):
+                step.add_running(request, num_tokens, kv_cache.no_block_ids)
+                continue
             while (blocks := kv_cache.allocate_slots(request, num_tokens, num_lookahead_tokens=num_lookahead)) is None:
                 if not self._take_room_from_behind(request, step):
                     return
@@ -292,16 +314,21 @@ class Scheduler:
 
     def _preempt_last(self, step: StepBuilder) -> Request:
         """Send the last running request back to the queue, to be computed again; return it."""
+        request = self._send_last_back()
+        request.num_preemptions += 1
+        step.preempted.append(request)
+        self._num_preemptions += 1
+        return request
+
+    def _send_last_back(self) -> Request:
         request = self.running.pop()
         self.kv_cache.free(request)
         request.status = PREEMPTED
         request.num_computed_tokens = 0
-        request.num_preemptions += 1
+        request.num_output_placeholders = 0
         request.draft_token_ids = []
         request.prompt_logprobs = []
         self.waiting.add_preempted(request)
-        step.preempted.append(request)
-        self._num_preemptions += 1
         return request
 
     def _make_room(self, step: StepBuilder) -> bool:
@@ -349,22 +376,45 @@ class Scheduler:
             self._fail(request_id, reason)
         outputs = self._report_ended_early()
 
+        requests, drafts, num_before = self.requests, step.draft_token_ids, len(self.requests)
         logprobs = result.logprobs or [None] * len(result.request_ids)
         for request_id, token_ids, rows in zip(result.request_ids, result.sampled_token_ids, logprobs, strict=True):
-            request = self.requests.get(request_id)
+            request = requests.get(request_id)
             if request is None:
                 continue
             if result.prompt_logprobs:
                 self._take_prompt_logprobs(request, result)
             if not token_ids:
                 continue  # Its prompt is not through yet.
-            num_drafts = len(step.draft_token_ids.get(request_id, ())) if step.draft_token_ids else 0
-            output = self._take_tokens(request, token_ids, num_drafts, rows)
-            outputs.setdefault(request.client_index, []).append(output)
+            output = self._take_tokens(request, token_ids, len(drafts.get(request_id, ())) if drafts else 0, rows)
+            if request.client_index not in outputs:
+                outputs[request.client_index] = []
+            outputs[request.client_index].append(output)
             if result.draft_token_ids:
                 self._take_drafts(request, result)
-        self._drop_finished_from_running()
+        if len(requests) < num_before or result.failed:
+            self._drop_finished_from_running()
         return outputs
+
+    def start_over(self, lost_steps: Sequence[SchedulerOutput]) -> None:
+        """Send all running requests back to the queue: the workers have forgotten them.
+
+        ``lost_steps`` are all steps in flight, oldest first; none of them returns. Hashes of blocks that they were to
+        fill are dropped.
+        """
+        holders = {request.request_id: request for request in (*self.running, *self._awaiting_return)}
+        for step in lost_steps:
+            known: list[NewRequestData | CachedRequestData] = [*step.new_requests, *step.cached_requests]
+            for data in known:
+                if data.request_id in holders:
+                    self.kv_cache.forget(holders[data.request_id], from_token=data.num_computed_tokens)
+        for request in self._awaiting_return:
+            self.kv_cache.free(request)
+        while self.running:
+            self._send_last_back()
+        self._awaiting_return = []
+        self._finished_ids = []
+        self._last_returned_step_id = self._last_step_id
 
     def _note_return(self, step: SchedulerOutput, result: ModelRunnerOutput) -> None:
         assert step.step_id == result.step_id == self._last_returned_step_id + 1, "steps return in order"
@@ -389,17 +439,18 @@ class Scheduler:
         if request.prompt_logprobs:
             prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, []
 
-        finish_reason = None
-        for num_taken, token_id in enumerate(token_ids, 1):
+        num_taken, finish_reason = 0, None
+        for token_id in token_ids:
+            num_taken += 1
             request.append_output_token(token_id)
-            status = check_stop(request)
-            if status is None:
-                continue
-            self._finish(request, status)
-            finish_reason = request.finish_reason
-            token_ids, rows = token_ids[:num_taken], rows[:num_taken] if rows else rows
-            break
-        self._num_generation_tokens += len(token_ids)
+            is_complete = request.constraint is not None and request.constraint.take(token_id)
+            status = check_stop(request, is_complete)
+            if status is not None:
+                self._finish(request, status)
+                finish_reason = request.finish_reason
+                token_ids, rows = token_ids[:num_taken], rows[:num_taken] if rows else rows
+                break
+        self._num_generation_tokens += num_taken
         return EngineCoreOutput(
             request_id=request.request_id,
             new_token_ids=token_ids,

@@ -68,7 +68,6 @@ class StepBuilder:
     def _grant(self, request: Request, num_tokens: int) -> None:
         self.token_budget -= num_tokens
         self._num_scheduled[request.request_id] = num_tokens
-
         # Counted at once, not when the step returns: the next step may be decided before that.
         num_computed = request.num_computed_tokens = request.num_computed_tokens + num_tokens
         request.last_step_id = self.step_id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -45,6 +46,7 @@ class CpuAttention:
 
     def __init__(self, native: NativeContext) -> None:
         self._native = native
+        self._attend = native.op("paged_attention", partial(attend, native), has_kernel=True)
 
     def kv_cache_shape(self, num_blocks: int, spec: AttentionSpec) -> tuple[int, ...]:
         return native_cache_shape(num_blocks, spec)
@@ -63,4 +65,5 @@ class CpuAttention:
     ) -> Tensor:
         if not isinstance(metadata, CpuMetadata):
             raise TypeError(f"cpu attention was handed the metadata of another backend: {type(metadata).__name__}")
-        return attend(self._native, query, kv_cache, metadata.step, options, sinks)
+        attended: Tensor = self._attend(query, kv_cache, metadata.step, options, sinks)
+        return attended

@@ -31,7 +31,23 @@ def select_backend(name: str, needs: AttentionNeeds, native: NativeContext | Non
         backend = load_backend(candidate)
         against = backend.support.reasons_against(needs)
         if not against:
-            made: AttentionBackend = backend(native) if backend.support.needs_native else backend()
-            return made
+            return _made(backend, native)
         reasons += [f"{candidate}: {reason}" for reason in against]
     raise UnsupportedError("no attention backend can serve this model", reasons)
+
+
+def _made(backend: Any, native: NativeContext | None) -> AttentionBackend:
+    if backend.support.needs_native:
+        found: AttentionBackend = backend(native)
+        return found
+    return backend() if native is None else CalledAttention(backend(), native)
+
+
+class CalledAttention:
+    """A backend without native kernels among ops that have them: a recorded step calls it where it splits."""
+
+    def __init__(self, backend: AttentionBackend, native: NativeContext) -> None:
+        self.name, self.support = backend.name, backend.support
+        self.preferred_block_sizes, self.block_axis = backend.preferred_block_sizes, backend.block_axis
+        self.kv_cache_shape, self.build_metadata = backend.kv_cache_shape, backend.build_metadata
+        self.forward = native.op("paged_attention", backend.forward, has_kernel=False)

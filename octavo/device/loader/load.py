@@ -19,6 +19,7 @@ from octavo.checkpoint.resolve import Checkpoint
 from octavo.device.layers.weight_map import WeightMap
 from octavo.device.loader.dummy import fill_dummy
 from octavo.device.loader.gguf import GGUFSource
+from octavo.device.loader.progress import shard_progress
 from octavo.device.loader.safetensors import SafetensorsSource
 from octavo.device.loader.source import Move, StoredTensor, WeightSource
 from octavo.device.loader.weight_map import NameResolver, Placement
@@ -86,12 +87,14 @@ def _fill(model: LoadableModel, parameters: dict[str, Tensor], source: WeightSou
     moves, batches = plan_moves(parameters, model.weight_map, source), _batches(parameters)
     modules = dict(model.named_modules())
     parameters.clear()
-    for batch in batches:
-        chosen = [move for name in batch for move in moves.pop(name)]
-        source.copy(chosen)
-        yield len(chosen), sum(move.stored.nbytes for move in chosen)
-        del chosen
-        _finish(modules, batch)
+    with shard_progress([move.stored.file for chosen in moves.values() for move in chosen]) as progress:
+        for batch in batches:
+            chosen = [move for name in batch for move in moves.pop(name)]
+            source.copy(chosen)
+            progress.add([move.stored.file for move in chosen])
+            yield len(chosen), sum(move.stored.nbytes for move in chosen)
+            del chosen
+            _finish(modules, batch)
 
 
 def _batches(parameters: Mapping[str, Tensor]) -> list[list[str]]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from octavo.device.ops.native.context import open_native
+from octavo.device.ops.native.context import NativeContext, Op, open_native
 from octavo.device.ops.table import OPS
 from octavo.util.lazy import resolve
-
-Op = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +31,13 @@ class Kernels:
     rope: Op
     backend: str
     missing: frozenset[str] = frozenset()
-    native: Any = None
+    native: NativeContext | None = None
+
+    def custom_op(self, function: Op, *args: Any, **kwargs: Any) -> Any:
+        """Call a model's own op, of tensors with a row per token; where steps are captured it splits the graph."""
+        if self.native is None:
+            return function(*args, **kwargs)
+        return self.native.op(getattr(function, "__name__", "custom op"), function, has_kernel=False)(*args, **kwargs)
 
 
 OP_NAMES = tuple(field.name for field in fields(Kernels) if field.name in OPS)
@@ -50,14 +54,17 @@ def load_kernels(backend: str, num_threads: int = 1, isa: str = "auto") -> Kerne
         return Kernels(**reference, backend=backend)
     native = open_native(num_threads, isa)
     own = {name: resolve(OPS[name][backend])(native) for name in OP_NAMES if backend in OPS[name]}
-    return Kernels(**(reference | own), backend=backend, missing=frozenset(OP_NAMES) - own.keys(), native=native)
+    ops = {name: native.op(name, op, has_kernel=name in own) for name, op in (reference | own).items()}
+    return Kernels(**ops, backend=backend, missing=frozenset(OP_NAMES) - own.keys(), native=native)
 
 
 def with_reference(kernels: Kernels, names: Collection[str]) -> Kernels:
     """The same kernels, but with the reference of these ops."""
-    reference = {name: resolve(OPS[name]["reference"]) for name in names}
-    missing = kernels.missing | reference.keys() if kernels.native is not None else kernels.missing
-    return replace(kernels, **reference, missing=frozenset(missing))
+    ops = {name: resolve(OPS[name]["reference"]) for name in names}
+    if kernels.native is None:
+        return replace(kernels, **ops)
+    seen = {name: kernels.native.op(name, op, has_kernel=False) for name, op in ops.items()}
+    return replace(kernels, **seen, missing=kernels.missing | seen.keys())
 
 
 REFERENCE_KERNELS = load_kernels("reference")

@@ -135,7 +135,7 @@ def _nucleus(logits: Tensor, top_k: Tensor, top_p: Tensor, width: int) -> _Nucle
     unbounded = top_k >= logits.shape[-1]
     if unbounded.any():
         total[unbounded] = _cumulative(logits[unbounded], best[unbounded])[:, -1]
-    needed = (top_p * total)[:, None]
+    needed = torch.where(top_p < 1.0, top_p * total, torch.inf)[:, None]
     before = torch.cat([torch.zeros_like(needed), cumulative[:, :-1]], dim=-1)
     num_kept = (before < needed).sum(dim=-1).clamp_(min=1)
     is_complete = (top_k <= width) | (cumulative[:, -1:] >= needed)[:, 0]

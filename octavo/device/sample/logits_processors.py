@@ -20,17 +20,27 @@ State = TypeVar("State")
 
 
 @dataclass(frozen=True)
+class MaskedRows:
+    """``rows`` of the logits that are constrained, and for each the bits of what may come: [len(rows), words] int32."""
+
+    rows: Sequence[int]
+    bits: npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
 class SamplingBatch:
     """The rows of the logits: whose they are and what came before.
 
     slots:      one per row, in the request table.
     num_tokens: [R] int64; tokens known (prompt and output), so also the absolute position of the one to sample.
     token_ids:  [slots, columns] int32, the request table's own array: row ``slots[r]`` holds ``num_tokens[r]`` tokens.
+    masked:     the rows that a grammar constrains, if any.
     """
 
     slots: Sequence[int]
     num_tokens: npt.NDArray[np.int64]
     token_ids: npt.NDArray[np.int32]
+    masked: MaskedRows | None = None
 
     def tokens(self, row: int, start: int = 0) -> npt.NDArray[np.int32]:
         """The tokens of a row from position ``start`` on; a view."""

@@ -32,7 +32,7 @@ def stream_keys(
     seeds: npt.NDArray[np.int64] | Sequence[int],
     choice_indices: npt.NDArray[np.int64] | Sequence[int],
     positions: npt.NDArray[np.int64] | Sequence[int],
-    purpose: Purpose,
+    purpose: Purpose | npt.NDArray[np.uint32],
 ) -> npt.NDArray[np.uint64]:
     """The stream of each row, named by 64 random bits.
 
@@ -43,7 +43,7 @@ def stream_keys(
     counter = np.zeros((seed.size, 4), dtype=np.uint64)
     counter[:, 0] = positions
     counter[:, 1] = choice_indices
-    counter[:, 2] = int(purpose)
+    counter[:, 2] = purpose
     words = philox4x32(counter, np.stack([seed & LOW_WORD, seed >> WORD_BITS], axis=1))
     return (words[:, 0] << WORD_BITS) | words[:, 1]
 

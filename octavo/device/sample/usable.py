@@ -8,7 +8,11 @@ from torch import Tensor
 
 def unusable_rows(logits: Tensor, what: str) -> dict[int, str]:
     """Rows that no token can be taken from, with the reason; their logits become zeros so that the rest can go on."""
-    best = logits.amax(dim=-1)
+    return clear_unusable(logits, logits.amax(dim=-1), what)
+
+
+def clear_unusable(logits: Tensor, best: Tensor, what: str) -> dict[int, str]:
+    """As ``unusable_rows``, with the largest number of each row known: ``best`` [R], NaN where a row holds one."""
     if bool(torch.isfinite(best).all()):
         return {}
     failed = {}

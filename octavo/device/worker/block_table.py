@@ -40,6 +40,10 @@ class BlockTable:
         self._block_ids[slot, : self._num_blocks[slot]] = 0
         self._num_blocks[slot] = 0
 
+    def max_kernel_blocks(self, max_num_tokens: int) -> int:
+        """Kernel blocks of a request of so many tokens."""
+        return -(-max_num_tokens // self.block_size) * (self.block_size // self.kernel_block_size)
+
     def kernel_blocks(self, slots: npt.NDArray[np.int64], max_num_tokens: int) -> npt.NDArray[np.int32]:
         """[R, enough for max_num_tokens] int32: the kernel blocks of these slots."""
         num_blocks = min(-(-max_num_tokens // self.block_size), self._block_ids.shape[1])

@@ -17,9 +17,13 @@ from octavo.device.layers.quantization.unquantized import UNQUANTIZED
 from octavo.device.models.build import build_model
 from octavo.device.models.options import ModelOptions
 from octavo.device.ops.kernels import Kernels, load_kernels, with_reference
+from octavo.device.sample.chooser import TorchChooser
+from octavo.device.sample.native_chooser import NativeChooser
 from octavo.device.sample.prompt_logprobs import PromptLogprobs
 from octavo.device.sample.sampler import Sampler, builtin_processors
+from octavo.device.worker.graphs import StepGraphs
 from octavo.device.worker.head import SamplingHead
+from octavo.device.worker.memory import PROFILED_TOKENS
 from octavo.device.worker.model_runner import ModelRunner
 from octavo.plan.native_ops import CACHE_OPS
 from octavo.plan.plan import Plan
@@ -45,8 +49,13 @@ def build_extension(config: EngineConfig, worker: object) -> Any | None:
     return _class("worker_extension_cls", name)(worker) if name else None
 
 
-def build_empty_model(plan: Plan, facts: ModelFacts) -> nn.Module:
-    """The model with the Plan's dtype, kernels and attention backend, its weights not yet loaded."""
+def build_kernels(plan: Plan) -> Kernels:
+    """The ops of the Plan's backend, with the threads they run on."""
+    return load_kernels(plan.kernels, plan.num_threads, plan.cpu_isa)
+
+
+def build_empty_model(plan: Plan, facts: ModelFacts, kernels: Kernels) -> nn.Module:
+    """The model with the Plan's dtype and attention backend, its weights not yet loaded."""
     needs = AttentionNeeds(
         device=plan.device,
         head_size=facts.head_size,
@@ -57,7 +66,6 @@ def build_empty_model(plan: Plan, facts: ModelFacts) -> nn.Module:
         chunked_local="chunked_local" in facts.layer_types,
         softcap=facts.attn_logit_softcap is not None,
     )
-    kernels = load_kernels(plan.kernels, plan.num_threads, plan.cpu_isa)
     attention = select_backend(plan.attention_backend, needs, kernels.native)
     if not attention.support.needs_native:
         kernels = with_reference(kernels, CACHE_OPS)
@@ -72,16 +80,28 @@ def build_empty_model(plan: Plan, facts: ModelFacts) -> nn.Module:
     return build_model(facts, options)
 
 
-def build_model_runner(config: EngineConfig, plan: Plan, facts: ModelFacts, model: nn.Module) -> ModelRunner:
+def build_model_runner(
+    config: EngineConfig, plan: Plan, facts: ModelFacts, model: nn.Module, kernels: Kernels
+) -> ModelRunner:
     """The runner of a loaded model, with its sampler."""
+    chooser = TorchChooser() if kernels.native is None else NativeChooser(kernels.native)
     sampler = Sampler(
         plan.max_num_seqs,
         builtin_processors(facts.vocab_size),
         processed_logprobs=config.model.logprobs_mode == "processed_logprobs",
+        chooser=chooser,
     )
-    prompt_logprobs = PromptLogprobs()
-    head = SamplingHead(model, sampler, prompt_logprobs, facts.vocab_size)
-    return ModelRunner(model, head, (sampler, prompt_logprobs), plan.max_num_seqs)
+    prompt_logprobs = PromptLogprobs(chooser)
+    graphs = StepGraphs(model, kernels, plan.max_num_seqs)
+    head = SamplingHead(graphs, sampler, prompt_logprobs, facts.vocab_size)
+    return ModelRunner(
+        model,
+        graphs,
+        head,
+        (sampler, prompt_logprobs),
+        max_num_requests=plan.max_num_seqs,
+        max_num_tokens=max(plan.max_num_batched_tokens, PROFILED_TOKENS),
+    )
 
 
 def _weight_format(kernels: Kernels) -> QuantMethod:

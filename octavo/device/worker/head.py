@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from octavo.device.models.build import CausalLM
+from octavo.device.sample.grammar_mask import masked_rows
 from octavo.device.sample.logits_processors import SamplingBatch
-from octavo.device.sample.prompt_logprobs import PromptLogprobs, prompt_logprob_rows
+from octavo.device.sample.prompt_logprobs import PromptLogprobs
 from octavo.device.sample.sampler import Sampler, SamplerOutput
+from octavo.device.worker.graphs import StepGraphs
 from octavo.device.worker.input_batch import InputBatch
 from octavo.device.worker.request_table import RequestTable
-from octavo.words.errors import UnsupportedError
-from octavo.words.messages import LogprobsRow, ModelRunnerOutput
+from octavo.words.messages import GrammarMasks, LogprobsRow, ModelRunnerOutput
 
 
 class Head(Protocol):
     """Finishes a step: samples (SamplingHead), verifies drafts, or pools."""
 
     def finish(
-        self, hidden: Tensor, batch: InputBatch, table: RequestTable, grammar_masks: Any | None
+        self, hidden: Tensor, batch: InputBatch, table: RequestTable, grammar_masks: GrammarMasks | None
     ) -> ModelRunnerOutput:
         """hidden: [T, hidden_size], the batch's tokens. Appends the tokens it makes to the table."""
         ...
@@ -30,19 +30,17 @@ class Head(Protocol):
 class SamplingHead:
     """One token for each request whose known tokens are all computed."""
 
-    def __init__(self, model: CausalLM, sampler: Sampler, prompt_logprobs: PromptLogprobs, vocab_size: int) -> None:
-        self._model = model
+    def __init__(self, graphs: StepGraphs, sampler: Sampler, prompt_logprobs: PromptLogprobs, vocab_size: int) -> None:
+        self._graphs = graphs
         self._sampler = sampler
         self._prompt_logprobs = prompt_logprobs
         self._vocab_size = vocab_size
 
     def finish(
-        self, hidden: Tensor, batch: InputBatch, table: RequestTable, grammar_masks: Any | None
+        self, hidden: Tensor, batch: InputBatch, table: RequestTable, grammar_masks: GrammarMasks | None
     ) -> ModelRunnerOutput:
-        if grammar_masks is not None:
-            raise UnsupportedError("grammar masks cannot be applied yet: structured output is not built.")
         prompt_rows, failed = self._score_prompts(hidden, batch, table)
-        sampled = self._sample(hidden, batch, table)
+        sampled = self._sample(hidden, batch, table, grammar_masks)
         rows = batch.sampled.tolist()
         failed |= {batch.request_ids[rows[index]]: reason for index, reason in sampled.failed.items()}
         token_ids: list[list[int]] = [[] for _ in batch.request_ids]
@@ -60,12 +58,18 @@ class SamplingHead:
             failed=failed,
         )
 
-    def _sample(self, hidden: Tensor, batch: InputBatch, table: RequestTable) -> SamplerOutput:
+    def _sample(
+        self, hidden: Tensor, batch: InputBatch, table: RequestTable, grammar_masks: GrammarMasks | None
+    ) -> SamplerOutput:
         if not batch.sampled.size:
             return SamplerOutput([], [])
-        logits = self._model.compute_logits(hidden[batch.sampled_token_rows])
+        logits = self._graphs.logits(hidden, batch.sampled_token_rows)
         slots = batch.slots[batch.sampled]
-        sampling_batch = SamplingBatch(slots.tolist(), table.num_tokens[slots], table.token_ids)
+        masked = None
+        if grammar_masks is not None:
+            ids = (batch.request_ids[row] for row in batch.sampled)
+            masked = masked_rows(grammar_masks, {request_id: index for index, request_id in enumerate(ids)})
+        sampling_batch = SamplingBatch(slots.tolist(), table.num_tokens[slots], table.token_ids, masked)
         sampled = self._sampler.sample(logits, sampling_batch)
         table.append(slots, sampled.token_ids)
         return sampled
@@ -86,8 +90,8 @@ class SamplingHead:
             first = int(batch.query_start_loc[row])
             targets = torch.from_numpy(table.token_ids[slot, start + 1 : end + 1]).long()
             chunk = hidden[first : first + end - start]
-            rows[request_id], problem = prompt_logprob_rows(
-                chunk, targets, num_best, self._model.compute_logits, self._vocab_size
+            rows[request_id], problem = self._prompt_logprobs.score(
+                chunk, targets, num_best, self._graphs.compute_logits, self._vocab_size
             )
             if problem is not None:
                 failed[request_id] = problem

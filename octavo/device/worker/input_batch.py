@@ -1,12 +1,14 @@
-"""A step as tensors: which tokens, at which positions, in which cache slots, attending to what.
+"""A step as arrays: which tokens, at which positions, in which cache slots, attending to what.
 
-R requests own T tokens, request after request, in the order of ``SchedulerOutput.num_scheduled_tokens``.
+R requests own T tokens, request after request, in the order of ``SchedulerOutput.num_scheduled_tokens``. The arrays
+are made once and written again at every step: a captured step knows them by their addresses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +26,10 @@ from octavo.words.messages import SchedulerOutput
 
 @dataclass(frozen=True, kw_only=True)
 class InputBatch:
-    """One step's rows.
+    """One step's rows; what lies in the arrays of ``inputs`` is this step's until the next is prepared.
 
     slots, num_computed, seq_lens: [R] int64; slot in the table, and tokens computed before and after the step.
     query_start_loc: [R + 1] int64; request r owns tokens query_start_loc[r] : query_start_loc[r + 1].
-    token_ids, positions: [T] int64 tensors.
     sampled: [S] int64; the requests, by row, all of whose known tokens are computed by this step: only these get a
              token, the others are still inside their prompt.
     """
@@ -39,10 +40,31 @@ class InputBatch:
     num_computed: npt.NDArray[np.int64]
     seq_lens: npt.NDArray[np.int64]
     query_start_loc: npt.NDArray[np.int64]
-    token_ids: Tensor
-    positions: Tensor
     sampled: npt.NDArray[np.int64]
-    context: ForwardContext
+    num_tokens: int
+    inputs: StepInputs
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.request_ids)
+
+    @property
+    def token_ids(self) -> Tensor:
+        """[T] int64."""
+        return self.inputs.token_ids[: self.num_tokens]
+
+    @property
+    def positions(self) -> Tensor:
+        """[T] int64."""
+        return self.inputs.positions[: self.num_tokens]
+
+    @cached_property
+    def context(self) -> ForwardContext:
+        """What attention layers need; made where somebody asks, which a captured step does not."""
+        metadata: dict[str, AttentionMetadata] = {}
+        for group in self.inputs.groups:
+            metadata |= group.metadata(self)
+        return ForwardContext(metadata=metadata, num_tokens=self.num_tokens)
 
     @property
     def sampled_token_rows(self) -> Tensor:
@@ -50,76 +72,119 @@ class InputBatch:
         return torch.from_numpy(self.query_start_loc[self.sampled + 1] - 1)
 
 
-class GroupInputs:
-    """One KV group: its block table, and its layers by the backend that builds their metadata."""
+class StepInputs:
+    """The arrays of every step.
 
-    def __init__(self, group: LayerGroup, block_table: BlockTable) -> None:
-        self.block_table = block_table
+    token_ids, positions: [max_num_tokens] int64. query_start_loc: [max_num_requests + 1], seq_lens: [max_num_requests]
+    int32.
+    """
+
+    def __init__(self, groups: Sequence[GroupInputs], max_num_requests: int, max_num_tokens: int) -> None:
+        self.groups = tuple(groups)
+        self.max_num_tokens = max_num_tokens
+        self._token_ids = np.zeros(max_num_tokens, dtype=np.int64)
+        self._positions = np.zeros(max_num_tokens, dtype=np.int64)
+        self._query_start_loc = np.zeros(max_num_requests + 1, dtype=np.int32)
+        self._seq_lens = np.zeros(max_num_requests, dtype=np.int32)
+        self.token_ids = torch.from_numpy(self._token_ids)
+        self.positions = torch.from_numpy(self._positions)
+        self.query_start_loc = torch.from_numpy(self._query_start_loc)
+        self.seq_lens = torch.from_numpy(self._seq_lens)
+
+    @property
+    def token_arrays(self) -> list[Tensor]:
+        """Those with an entry per token."""
+        return [self.token_ids, self.positions, *(group.slot_mapping for group in self.groups)]
+
+    @property
+    def request_arrays(self) -> list[Tensor]:
+        """Those with an entry per request."""
+        return [self.query_start_loc, self.seq_lens, *(group.block_table for group in self.groups)]
+
+    def prepare(self, output: SchedulerOutput, table: RequestTable) -> InputBatch:
+        """Write one decided step, of at least one token, into the arrays; nothing loops over tokens."""
+        request_ids = list(output.num_scheduled_tokens)
+        num_requests = len(request_ids)
+        num_scheduled = np.fromiter(output.num_scheduled_tokens.values(), np.int64, num_requests)
+        slots = table.slots(request_ids)
+        num_computed = table.num_computed_tokens[slots]
+        seq_lens = num_computed + num_scheduled
+        query_start_loc = np.zeros(num_requests + 1, dtype=np.int64)
+        np.cumsum(num_scheduled, out=query_start_loc[1:])
+        num_tokens = int(query_start_loc[-1])
+        self._query_start_loc[: num_requests + 1] = query_start_loc
+        self._seq_lens[:num_requests] = seq_lens
+        # Token t of request r is at position num_computed[r] + t - query_start_loc[r].
+        slot_of_token = np.repeat(slots, num_scheduled)
+        positions = np.arange(num_tokens) + np.repeat(num_computed - query_start_loc[:-1], num_scheduled)
+        self._positions[:num_tokens] = positions
+        self._token_ids[:num_tokens] = table.token_ids[slot_of_token, positions]
+        max_seq_len = int(seq_lens.max())
+        for group in self.groups:
+            group.write(slots, slot_of_token, positions, max_seq_len)
+        return InputBatch(
+            step_id=output.step_id,
+            request_ids=request_ids,
+            slots=slots,
+            num_computed=num_computed,
+            seq_lens=seq_lens,
+            query_start_loc=query_start_loc,
+            sampled=np.flatnonzero(seq_lens >= table.num_tokens[slots]),
+            num_tokens=num_tokens,
+            inputs=self,
+        )
+
+
+class GroupInputs:
+    """One KV group: its layers by the backend that builds their metadata, and its arrays of every step.
+
+    block_table: [max_num_requests, max kernel blocks] int32, slot_mapping: [max_num_tokens] int64.
+    """
+
+    def __init__(
+        self, group: LayerGroup, table: BlockTable, *, max_num_requests: int, max_num_tokens: int, max_model_len: int
+    ) -> None:
+        self._table = table
         self._spec = group.spec
         self._layer_names: dict[int, list[str]] = {}
         self._backends: dict[int, AttentionBackend] = {}
         for name, layer in group.layers.items():
             self._backends[id(layer.backend)] = layer.backend
             self._layer_names.setdefault(id(layer.backend), []).append(name)
+        columns = table.max_kernel_blocks(max_model_len)
+        self._block_table = np.zeros((max_num_requests, columns), dtype=np.int32)
+        self._slot_mapping = np.zeros(max_num_tokens, dtype=np.int64)
+        self.block_table = torch.from_numpy(self._block_table)
+        self.slot_mapping = torch.from_numpy(self._slot_mapping)
 
-    def metadata(self, rows: _Rows) -> dict[str, AttentionMetadata]:
-        """The metadata of each layer of the group; layers of one backend share theirs."""
-        table = self.block_table
+    def write(
+        self,
+        slots: npt.NDArray[np.int64],
+        slot_of_token: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.int64],
+        max_seq_len: int,
+    ) -> None:
+        """Write a step: the slots of its requests, and of its tokens with their positions."""
+        blocks = self._table.kernel_blocks(slots, max_seq_len)
+        self._num_columns = blocks.shape[1]
+        self._block_table[: len(slots), : self._num_columns] = blocks
+        self._slot_mapping[: len(positions)] = self._table.slot_mapping(slot_of_token, positions)
+
+    def metadata(self, batch: InputBatch) -> dict[str, AttentionMetadata]:
+        """The metadata of each layer of the group in the step that was written; layers of one backend share theirs."""
+        inputs, num_requests = batch.inputs, batch.num_requests
         common = CommonMetadata(
-            query_start_loc=rows.query_start_loc_tensor,
-            seq_lens=rows.seq_lens_tensor,
-            block_table=torch.from_numpy(table.kernel_blocks(rows.slots, rows.max_seq_len)),
-            slot_mapping=torch.from_numpy(table.slot_mapping(rows.slots[rows.request_of_token], rows.positions)),
-            query_start_loc_host=rows.query_start_loc,
-            seq_lens_host=rows.seq_lens,
-            block_size=table.kernel_block_size,
-            max_query_len=int(rows.num_scheduled.max()),
-            max_seq_len=rows.max_seq_len,
+            query_start_loc=inputs.query_start_loc[: num_requests + 1],
+            seq_lens=inputs.seq_lens[:num_requests],
+            block_table=self.block_table[:num_requests, : self._num_columns],
+            slot_mapping=self.slot_mapping[: batch.num_tokens],
+            query_start_loc_host=batch.query_start_loc,
+            seq_lens_host=batch.seq_lens,
+            block_size=self._table.kernel_block_size,
+            max_query_len=int(np.diff(batch.query_start_loc).max()),
+            max_seq_len=int(batch.seq_lens.max()),
         )
         metadata: dict[str, AttentionMetadata] = {}
         for key, backend in self._backends.items():
             metadata |= dict.fromkeys(self._layer_names[key], backend.build_metadata(common, self._spec))
         return metadata
-
-
-class _Rows:
-    """The arithmetic of a step, in numpy; nothing loops over tokens."""
-
-    def __init__(self, table: RequestTable, slots: npt.NDArray[np.int64], num_scheduled: npt.NDArray[np.int64]) -> None:
-        self.slots = slots
-        self.num_scheduled = num_scheduled
-        self.num_computed = table.num_computed_tokens[slots]
-        self.seq_lens = self.num_computed + num_scheduled
-        self.max_seq_len = int(self.seq_lens.max())
-        self.query_start_loc = np.zeros(len(slots) + 1, dtype=np.int64)
-        np.cumsum(num_scheduled, out=self.query_start_loc[1:])
-        self.request_of_token = np.repeat(np.arange(len(slots)), num_scheduled)
-        # Token t of request r is at position num_computed[r] + t - query_start_loc[r].
-        shift = self.num_computed - self.query_start_loc[:-1]
-        self.positions = np.arange(self.query_start_loc[-1]) + shift[self.request_of_token]
-        self.token_ids = table.token_ids[slots[self.request_of_token], self.positions]
-        self.sampled = np.flatnonzero(self.seq_lens >= table.num_tokens[slots])
-        self.query_start_loc_tensor = torch.from_numpy(self.query_start_loc.astype(np.int32))
-        self.seq_lens_tensor = torch.from_numpy(self.seq_lens.astype(np.int32))
-
-
-def prepare_inputs(output: SchedulerOutput, table: RequestTable, groups: Sequence[GroupInputs]) -> InputBatch:
-    """Turn one decided step with at least one token into tensors."""
-    request_ids = list(output.num_scheduled_tokens)
-    num_scheduled = np.fromiter(output.num_scheduled_tokens.values(), np.int64, len(request_ids))
-    rows = _Rows(table, table.slots(request_ids), num_scheduled)
-    metadata: dict[str, AttentionMetadata] = {}
-    for group in groups:
-        metadata |= group.metadata(rows)
-    return InputBatch(
-        step_id=output.step_id,
-        request_ids=request_ids,
-        slots=rows.slots,
-        num_computed=rows.num_computed,
-        seq_lens=rows.seq_lens,
-        query_start_loc=rows.query_start_loc,
-        token_ids=torch.from_numpy(rows.token_ids.astype(np.int64)),
-        positions=torch.from_numpy(rows.positions),
-        sampled=rows.sampled,
-        context=ForwardContext(metadata=metadata, num_tokens=len(rows.positions)),
-    )

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from octavo.device.layers.attention import attention_layers, bind_kv_cache
 from octavo.device.worker.block_table import BlockTable, BlockTables
+from octavo.device.worker.dummy import dummy_end
+from octavo.device.worker.graphs import StepGraphs, capture_steps
 from octavo.device.worker.head import Head
-from octavo.device.worker.input_batch import GroupInputs, InputBatch, prepare_inputs
+from octavo.device.worker.input_batch import GroupInputs, InputBatch, StepInputs
 from octavo.device.worker.kv_cache import KVCache, layer_groups
 from octavo.device.worker.request_table import RequestTable, SlotHolder
+from octavo.words.errors import CaptureError
+from octavo.words.graph_report import GraphReport
 from octavo.words.kv_cache_spec import KVCacheConfig
-from octavo.words.messages import ModelRunnerOutput, SchedulerOutput
+from octavo.words.messages import GrammarMasks, ModelRunnerOutput, SchedulerOutput
 
 
 @dataclass(frozen=True)
@@ -31,14 +35,27 @@ class Step:
 class ModelRunner:
     """Runs steps of one model. ``holders`` keep state by slot of the request table.
 
+    ``graphs`` is the model as it is called, ``max_num_tokens`` the most tokens of a step.
+
     ``initialize_kv_cache`` comes first, and again replaces all: memory profiling runs its dummy steps on a small cache.
     """
 
-    def __init__(self, model: nn.Module, head: Head, holders: Sequence[SlotHolder], max_num_requests: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        graphs: StepGraphs,
+        head: Head,
+        holders: Sequence[SlotHolder],
+        *,
+        max_num_requests: int,
+        max_num_tokens: int,
+    ) -> None:
         self._model = model
+        self.graphs = graphs
         self._head = head
         self._holders = tuple(holders)
         self._max_num_requests = max_num_requests
+        self._max_num_tokens = max_num_tokens
 
     def initialize_kv_cache(self, config: KVCacheConfig) -> None:
         """Allocate the cache, bind the layers to it, and start with an empty request table."""
@@ -49,8 +66,53 @@ class ModelRunner:
         tables = [
             BlockTable(self._max_num_requests, group.spec.block_size, group.kernel_block_size) for group in groups
         ]
-        self._groups = [GroupInputs(group, table) for group, table in zip(groups, tables, strict=True)]
+        sizes = {"max_num_requests": self._max_num_requests, "max_num_tokens": self._max_num_tokens}
+        self._inputs = StepInputs(
+            [
+                GroupInputs(group, table, max_model_len=config.max_model_len, **sizes)
+                for group, table in zip(groups, tables, strict=True)
+            ],
+            **sizes,
+        )
+        self.graphs.forget("not captured yet")
+        self._config = config
         self._table = RequestTable(self._max_num_requests, BlockTables(tables), self._holders)
+
+    def forget_requests(self) -> None:
+        """Drop every request the runner knows."""
+        self._table.clear()
+
+    @torch.inference_mode()
+    def capture_graphs(self, vocab_size: int) -> GraphReport:
+        """Record a step, and hold replays at other sizes to eager steps; from then on steps are replayed.
+
+        A model that cannot be recorded, or whose replays differ, goes on op by op, and the report says why.
+        """
+        record, *checks = capture_steps(
+            self._config,
+            max_num_tokens=self._max_num_tokens,
+            max_num_requests=self._max_num_requests,
+            vocab_size=vocab_size,
+        )
+        try:
+            with self._made_up(record) as batch:
+                self.graphs.record(batch)
+            for output in checks:
+                with self._made_up(output) as batch:
+                    self.graphs.check(batch)
+        except CaptureError as error:
+            self.graphs.forget(str(error))
+        return self.graphs.report()
+
+    @contextmanager
+    def _made_up(self, output: SchedulerOutput) -> Iterator[InputBatch]:
+        self._table.update(output)
+        for request in output.new_requests:
+            self._kv_cache.zero_blocks([block for blocks in request.block_ids for block in blocks])
+        try:
+            yield self._inputs.prepare(output, self._table)
+        finally:
+            self._table.update(dummy_end(output))
 
     @torch.inference_mode()
     def execute(self, output: SchedulerOutput) -> Step:
@@ -60,12 +122,11 @@ class ModelRunner:
         self._kv_cache.zero_blocks(output.blocks_to_zero)
         if not output.num_scheduled_tokens:
             return Step(output.step_id)
-        batch = prepare_inputs(output, self._table, self._groups)
-        hidden = self._model(batch.token_ids, batch.positions, batch.context)
-        return Step(output.step_id, batch, hidden)
+        batch = self._inputs.prepare(output, self._table)
+        return Step(output.step_id, batch, self.graphs.forward(batch))
 
     @torch.inference_mode()
-    def sample(self, step: Step, grammar_masks: Any | None = None) -> ModelRunnerOutput:
+    def sample(self, step: Step, grammar_masks: GrammarMasks | None = None) -> ModelRunnerOutput:
         """Finish a step: tokens for the requests that are done with their known ones."""
         if step.batch is None or step.hidden is None:
             return ModelRunnerOutput(step_id=step.step_id, request_ids=[], sampled_token_ids=[])

@@ -81,6 +81,11 @@ class RequestTable:
             holder.remove(slot)
         self._free.append(slot)
 
+    def clear(self) -> None:
+        """Free all slots."""
+        for request_id in list(self._slots):
+            self.remove(request_id)
+
     def append(self, slots: npt.NDArray[np.int64], token_ids: Sequence[int]) -> None:
         """Add one token to each of these slots."""
         ends = self.num_tokens[slots]

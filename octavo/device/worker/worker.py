@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from octavo.config.engine_config import EngineConfig
 from octavo.device.layers.attention import attention_layers
 from octavo.device.loader.load import LoadReport, load_weights
 from octavo.device.platform.detect import detect_caps
-from octavo.device.worker.build import build_empty_model, build_extension, build_model_runner
+from octavo.device.worker.build import build_empty_model, build_extension, build_kernels, build_model_runner
 from octavo.device.worker.dummy import dummy_end, dummy_kv_cache_config, dummy_step
 from octavo.device.worker.memory import PROFILED_TOKENS, parameter_bytes, step_bytes
 from octavo.device.worker.model_runner import Step
@@ -19,11 +20,14 @@ from octavo.device.worker.threads import torch_threads
 from octavo.plan.plan import Plan
 from octavo.util.byte_size import format_byte_size
 from octavo.words.errors import InsufficientMemoryError, UnsupportedError
+from octavo.words.graph_report import GraphReport
 from octavo.words.kv_cache_spec import AnyKVCacheSpec, KVCacheConfig
-from octavo.words.messages import ModelRunnerOutput, SchedulerOutput
+from octavo.words.messages import GrammarMasks, ModelRunnerOutput, SchedulerOutput
 from octavo.words.model_facts import ModelFacts
 
 EXTENSION_PREFIX = "extension."
+
+logger = logging.getLogger(__name__)
 
 
 class Worker:
@@ -47,7 +51,8 @@ class Worker:
     def load_model(self) -> LoadReport:
         """Build the model and fill it from the checkpoint."""
         with torch_threads(self._plan.num_threads):
-            self.model = build_empty_model(self._plan, self._facts)
+            kernels = build_kernels(self._plan)
+            self.model = build_empty_model(self._plan, self._facts, kernels)
             report = load_weights(
                 self.model,
                 self._checkpoint,
@@ -55,7 +60,7 @@ class Worker:
                 seed=self._config.model.seed,
                 num_threads=self._plan.num_threads,
             )
-        self.model_runner = build_model_runner(self._config, self._plan, self._facts, self.model)
+        self.model_runner = build_model_runner(self._config, self._plan, self._facts, self.model, kernels)
         return report
 
     def get_kv_cache_specs(self) -> dict[str, AnyKVCacheSpec]:
@@ -99,21 +104,42 @@ class Worker:
         self._kv_cache_config = config
         self.model_runner.initialize_kv_cache(config)
 
-    def warm_up(self) -> None:
-        """Run a step of one made-up token, so that the first real one finds everything loaded."""
+    def warm_up(self) -> GraphReport:
+        """Capture the forward pass, and run a step of one made-up token: the first real one finds everything loaded."""
+        if self._plan.graph_capture:
+            with self._threads():
+                report = self.model_runner.capture_graphs(self._facts.vocab_size)
+            if not report.captured:
+                logger.warning("Steps run op by op, which is slower: %s", report.reason)
         output = dummy_step(self._kv_cache_config, 1, 1, self._facts.vocab_size)
         self.sample(self.execute(output))
         self.sample(self.execute(dummy_end(output)))
+        return self.graph_report()
+
+    def graph_report(self) -> GraphReport:
+        """What was captured."""
+        if self._plan.graph_capture:
+            return self.model_runner.graphs.report()
+        return GraphReport(captured=False, reason=self._plan.reasons["graph_capture"])
+
+    def graph_counters(self) -> dict[str, int]:
+        """Forward passes since start, warm-up included: "replays", and "eager_steps" run op by op."""
+        graphs = self.model_runner.graphs
+        return {"replays": graphs.num_replays, "eager_steps": graphs.num_eager_steps}
 
     def execute(self, step: SchedulerOutput) -> Step:
         """Compute the hidden states of a step."""
         with self._threads():
             return self.model_runner.execute(step)
 
-    def sample(self, handle: Step, grammar_masks: Any | None = None) -> ModelRunnerOutput:
+    def sample(self, handle: Step, grammar_masks: GrammarMasks | None = None) -> ModelRunnerOutput:
         """Finish a step that ``execute`` began."""
         with self._threads():
             return self.model_runner.sample(handle, grammar_masks)
+
+    def forget_requests(self) -> None:
+        """Drop every request: a step failed half-way. What the KV cache holds stays."""
+        self.model_runner.forget_requests()
 
     def collective_rpc(self, name: str, *args: Any) -> Any:
         """Call a public method of the worker, or with ``extension.`` before its name one of the extension.

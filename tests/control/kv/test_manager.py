@@ -412,7 +412,7 @@ def test_refused_and_resumed_requests_are_not_counted():
     small = request_of(range(32), "b")
     admit(manager, small)
     manager.free(small)
-    small.num_computed_tokens, small.num_preemptions = 0, 1
+    small.num_computed_tokens, small.first_scheduled_time = 0, 1.0  # as the scheduler notes it
     assert admit(manager, small) == 16
     assert (manager.stats.queries, manager.stats.hits) == (32, 0)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,27 @@ def test_safetensors_fill_every_parameter(tmp_path: Path) -> None:
     report = load_weights(model, folder_of(tmp_path, weights()))
     assert_holds(model, expected())
     assert report == LoadReport(10, sum(p.nbytes for p in model.parameters()), report.seconds)
+
+
+def test_a_bar_counts_the_files_of_a_sharded_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shards: tuple[Weights, Weights] = ({}, {})
+    for place, (name, tensor) in enumerate(weights().items()):
+        shards[place % 2][name] = tensor
+    names = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    for name, shard in zip(names, shards, strict=True):
+        save_file(shard, tmp_path / name)
+    weight_map = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    (tmp_path / "config.json").write_text("{}")
+    model = TwoLayers()
+    load_weights(model, resolve_model(str(tmp_path)))
+    assert_holds(model, expected())
+    assert re.search(r"Loading safetensors checkpoint shards: 100%.* 2/2 ", capsys.readouterr().err)
+
+
+def test_a_single_file_needs_no_bar(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    load_weights(TwoLayers(), folder_of(tmp_path, weights()))
+    assert capsys.readouterr().err == ""
 
 
 def test_stored_and_wanted_dtypes_may_differ(tmp_path: Path) -> None:

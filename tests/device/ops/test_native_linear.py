@@ -129,9 +129,9 @@ def test_types_a_matrix_does_not_take_are_refused(native: NativeContext) -> None
     packed, rows = pack_dense(native, random(5, 7, dtype=torch.float32, seed=0)), torch.empty(1, 7)
     ids = torch.zeros(1, dtype=torch.int64)
     with pytest.raises(ValueError, match="its own type"):
-        packed.matrix.run(native.pool, rows.data_ptr(), True, 1, rows.data_ptr(), True)
+        packed.matrix.project(rows.data_ptr(), True, rows.data_ptr(), True).run(native.pool, 1, 0)
     with pytest.raises(ValueError, match="its own type"):
-        packed.matrix.unpack_rows(native.pool, ids.data_ptr(), 1, rows.data_ptr(), True)
+        packed.matrix.unpack_rows(ids.data_ptr(), rows.data_ptr(), True).run(native.pool, 1, 0)
 
 
 def test_rows_of_another_width_or_type_are_refused(native: NativeContext) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -168,11 +168,8 @@ def test_op_computes_its_definition(name: str, backend: str, dtype: torch.dtype)
     result_dtype = torch.float32 if name in FLOAT32_RESULTS else dtype
     # One rounding of the result, or of an intermediate value next to a boundary: two units in the last place.
     tolerance = 1e-5 if result_dtype == torch.float32 else 2**-7
-    if name in CACHE_CASES:
-        results = CACHE_CASES[name](kernel, dtype, LAYOUTS[backend])
-    else:
-        results = CASES[name](kernel, dtype)
-    for got, expected in results:
+    case = partial(CACHE_CASES[name], lay_out=LAYOUTS[backend]) if name in CACHE_CASES else CASES[name]
+    for got, expected in case(kernel, dtype):
         assert got.dtype == result_dtype
         assert got.shape == expected.shape
         torch.testing.assert_close(got.double(), expected.double(), rtol=tolerance, atol=tolerance)

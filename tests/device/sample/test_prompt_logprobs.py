@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from octavo.device.sample.logprobs import logprob_rows
-from octavo.device.sample.prompt_logprobs import TILE_BYTES, PromptLogprobs, prompt_logprob_rows
+from octavo.device.sample.prompt_logprobs import TILE_BYTES, PromptLogprobs
 from octavo.words.messages import NewRequestData, ResolvedSampling
 from octavo.words.sampling_params import SamplingParams
 
@@ -28,7 +28,7 @@ def test_rows_come_in_tiles_and_are_those_of_the_whole() -> None:
     hidden = torch.randn(7, 6, generator=torch.Generator().manual_seed(1))
     targets = torch.tensor([3, 29, 0, 5, 5, 8, 11])
     two_rows_per_tile = TILE_BYTES // 8
-    rows, problem = prompt_logprob_rows(hidden, targets, 2, output, two_rows_per_tile)
+    rows, problem = PromptLogprobs().score(hidden, targets, 2, output, two_rows_per_tile)
     assert problem is None
     assert output.rows == [2, 2, 2, 1]
     assert [row.token_ids for row in rows] == [
@@ -39,7 +39,7 @@ def test_rows_come_in_tiles_and_are_those_of_the_whole() -> None:
 def test_a_bad_tile_ends_it_with_the_reason() -> None:
     hidden = torch.randn(5, 6, generator=torch.Generator().manual_seed(1))
     hidden[3] = torch.nan
-    rows, problem = prompt_logprob_rows(hidden, torch.arange(5), 0, Output(), TILE_BYTES // 8)
+    rows, problem = PromptLogprobs().score(hidden, torch.arange(5), 0, Output(), TILE_BYTES // 8)
     assert len(rows) == 2
     assert problem is not None
     assert "NaN" in problem

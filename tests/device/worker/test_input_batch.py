@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from octavo.device.layers.attention import attention_layers
 from octavo.device.worker.block_table import BlockTable, BlockTables
-from octavo.device.worker.input_batch import GroupInputs, InputBatch, prepare_inputs
+from octavo.device.worker.input_batch import GroupInputs, InputBatch, StepInputs
 from octavo.device.worker.kv_cache import layer_groups
 from octavo.device.worker.request_table import RequestTable
 from octavo.words.messages import CachedRequestData, NewRequestData, ResolvedSampling, SchedulerOutput
@@ -27,7 +27,10 @@ def prepared() -> InputBatch:
     groups = layer_groups(config, attention_layers(TinyModel()))
     tables = [BlockTable(4, 4, 4) for _ in groups]
     table = RequestTable(4, BlockTables(tables))
-    inputs = [GroupInputs(group, one) for group, one in zip(groups, tables, strict=True)]
+    sizes = {"max_num_requests": 4, "max_num_tokens": 16}
+    inputs = StepInputs(
+        [GroupInputs(group, one, max_model_len=16, **sizes) for group, one in zip(groups, tables, strict=True)], **sizes
+    )
     old = new_request("old", [10, 11, 12, 13], ([3], [4]))
     table.update(SchedulerOutput(step_id=0, new_requests=[old], num_scheduled_tokens={"old": 4}))
     table.append(table.slots(["old"]), [14])
@@ -41,7 +44,7 @@ def prepared() -> InputBatch:
         num_scheduled_tokens={"chunk": 3, "old": 1, "hit": 2},
     )
     table.update(output)
-    return prepare_inputs(output, table, inputs)
+    return inputs.prepare(output, table)
 
 
 def test_rows_are_in_the_schedulers_order_with_their_positions() -> None:

@@ -106,7 +106,7 @@ def test_the_block_size_does_not_show_even_where_a_block_is_several_kernel_block
 
 
 def test_a_request_longer_than_the_first_columns_grows_the_tables() -> None:
-    config = kv_config(block_size=2, num_blocks=400)
+    config = kv_config(block_size=2, num_blocks=400, max_model_len=300)
     driver = Driver(make_runner(config), config)
     prompt = [i % 37 for i in range(255)]
     driver.add("long", prompt)

@@ -124,7 +124,8 @@ def test_steps_use_the_plans_threads_and_the_process_keeps_its_own(succ: Path, k
         pytest.importorskip("octavo._native", reason="built without the native module")
     before = torch.get_num_threads()
     seen: list[int] = []
-    worker = ready_worker(succ, num_threads=before + 1, kernels=kernels, attention_backend=attention)
+    backends = {"kernels": kernels, "attention_backend": attention, "graph_capture": False}
+    worker = ready_worker(succ, num_threads=before + 1, **backends)
     worker.model.register_forward_pre_hook(lambda *_: seen.append(torch.get_num_threads()))
     worker.sample(worker.execute(prompt_step("A")))
     assert seen == [before + 1 if kernels == "reference" else 1]

@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from octavo.device.attention.context import ForwardContext
 from octavo.device.attention.reference import ReferenceAttention
 from octavo.device.layers.attention import Attention, attention_layers
+from octavo.device.ops.kernels import REFERENCE_KERNELS
 from octavo.device.ops.paged_attention import AttentionOptions
 from octavo.device.ops.qkv_rope_write import write_kv
 from octavo.device.sample.prompt_logprobs import PromptLogprobs
 from octavo.device.sample.sampler import Sampler, builtin_processors
+from octavo.device.worker.graphs import StepGraphs
 from octavo.device.worker.head import SamplingHead
 from octavo.device.worker.model_runner import ModelRunner
 from octavo.words.kv_cache_spec import KVCacheConfig, KVCacheGroup, KVCacheTensor
@@ -81,7 +83,7 @@ class TinyModel(nn.Module):
         return {name: layer.kv_cache_spec() for name, layer in attention_layers(self).items()}
 
 
-def kv_config(block_size: int = 4, num_blocks: int = 64) -> KVCacheConfig:
+def kv_config(block_size: int = 4, num_blocks: int = 64, max_model_len: int = 128) -> KVCacheConfig:
     """Two groups of one layer each, which share one allocation."""
     specs = {name: spec.with_block_size(block_size) for name, spec in TinyModel().kv_cache_specs().items()}
     page_bytes = specs["full"].page_bytes
@@ -91,7 +93,7 @@ def kv_config(block_size: int = 4, num_blocks: int = 64) -> KVCacheConfig:
         tensors=(KVCacheTensor(size_bytes=num_blocks * page_bytes, layer_names=tuple(specs)),),
         scheduler_block_size=block_size,
         hash_block_size=block_size,
-        max_model_len=128,
+        max_model_len=max_model_len,
     )
 
 
@@ -99,8 +101,10 @@ def make_runner(config: KVCacheConfig | None = None, max_num_requests: int = 8) 
     model = TinyModel()
     sampler = Sampler(max_num_requests, builtin_processors(VOCAB_SIZE))
     prompt_logprobs = PromptLogprobs()
-    head = SamplingHead(model, sampler, prompt_logprobs, VOCAB_SIZE)
-    runner = ModelRunner(model, head, (sampler, prompt_logprobs), max_num_requests)
+    graphs = StepGraphs(model, REFERENCE_KERNELS, max_num_requests)
+    head = SamplingHead(graphs, sampler, prompt_logprobs, VOCAB_SIZE)
+    sizes = {"max_num_requests": max_num_requests, "max_num_tokens": 2048}
+    runner = ModelRunner(model, graphs, head, (sampler, prompt_logprobs), **sizes)
     runner.initialize_kv_cache(config or kv_config())
     return runner
 

@@ -77,7 +77,8 @@ class GroupManager(ABC):
 
     def blocks_to_grow(self, held: HeldBlocks, num_tokens: int) -> int:
         """Blocks that a request still lacks for ``num_tokens`` in all."""
-        return max(cdiv(num_tokens, self.block_size) - len(held.blocks), 0)
+        num_missing = cdiv(num_tokens, self.block_size) - len(held.blocks)
+        return num_missing if num_missing > 0 else 0
 
     def allocate(self, held: HeldBlocks, num_tokens: int) -> list[KVCacheBlock]:
         """Append blocks until ``num_tokens`` have room, and return them."""
@@ -121,10 +122,10 @@ class GroupManager(ABC):
     def quiet_until(self, held: HeldBlocks) -> int:
         """Most tokens (the new ones included) for which there is nothing to allocate, to cache or to release."""
         limit = len(held.blocks) * self.block_size
-        if self._pool.enable_caching:
-            limit = min(limit, (held.num_cached + 1) * self.block_size - 1)
+        if self._pool.enable_caching and held.num_cached < len(held.blocks):
+            limit = (held.num_cached + 1) * self.block_size - 1
         # A step computes at least one token, so fewer than ``limit`` are processed when it is planned.
-        return min(limit, held.release_at)
+        return limit if limit < held.release_at else held.release_at
 
     def _lookup(self, hashes: Sequence[bytes], index: int) -> KVCacheBlock | None:
         """The cached block number ``index`` of a sequence with these hashes."""

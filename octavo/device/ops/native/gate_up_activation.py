@@ -14,14 +14,15 @@ from octavo.device.ops.native.dtypes import is_bfloat16
 
 def gate_up_activation(native: NativeContext) -> Callable[..., Tensor]:
     """The op with the contract of ``ops/gate_up_activation``."""
-    kernel, pool = native.library.gated_activation, native.pool
+    launch = native.library.gated_activation
 
     def gate_up_activation(x: Tensor, weight: LinearWeight, activation: str) -> Tensor:
         assert activation in ACTIVATIONS
         projected = weight.project(x).contiguous()
-        rows, width = len(x), projected.shape[1] // 2
-        out, half = projected.new_empty(rows, width), is_bfloat16(projected.dtype)
-        kernel(pool, projected.data_ptr(), out.data_ptr(), rows, width, activation == "gelu_pytorch_tanh", half)
+        width, half = projected.shape[1] // 2, is_bfloat16(projected.dtype)
+        out = native.empty(projected, width)
+        gate = launch(projected.data_ptr(), out.data_ptr(), width, activation == "gelu_pytorch_tanh", half)
+        native.run(gate, len(x), projected, out)
         return out
 
     return gate_up_activation

@@ -26,7 +26,7 @@ class PackedWeight:
         self.matrix = matrix
         self.dtype = dtype
         self.out_features, self.in_features = matrix.num_columns, matrix.k
-        self._pool = native.pool
+        self._native = native
         self._half = is_bfloat16(dtype)
 
     @property
@@ -38,16 +38,17 @@ class PackedWeight:
         if x.dtype != self.dtype or x.shape[-1] != self.in_features:
             raise TypeError(f"rows of {self.in_features} {self.dtype} are asked, not {list(x.shape)} {x.dtype}")
         x = x.contiguous()
-        out = torch.empty(*x.shape[:-1], self.out_features, dtype=dtype or self.dtype)
-        num_rows, half = x.numel() // self.in_features, is_bfloat16(out.dtype)
-        self.matrix.run(self._pool, x.data_ptr(), self._half, num_rows, out.data_ptr(), half)
+        out = self._native.empty(x, *x.shape[1:-1], self.out_features, dtype=dtype or self.dtype)
+        launch = self.matrix.project(x.data_ptr(), self._half, out.data_ptr(), is_bfloat16(out.dtype))
+        self._native.run(launch, x.numel() // self.in_features, x, out)
         return out
 
     def rows(self, ids: Tensor) -> Tensor:
         """ids: [T] int64 below out_features -> those rows of the weight, [T, in_features]."""
         ids = ids.contiguous()
-        out = torch.empty(ids.numel(), self.in_features, dtype=self.dtype)
-        self.matrix.unpack_rows(self._pool, ids.data_ptr(), ids.numel(), out.data_ptr(), self._half)
+        out = self._native.empty(ids, self.in_features, dtype=self.dtype)
+        launch = self.matrix.unpack_rows(ids.data_ptr(), out.data_ptr(), self._half)
+        self._native.run(launch, len(ids), ids, out)
         return out
 
 
@@ -83,7 +84,8 @@ def lm_head(native: NativeContext) -> Callable[..., Tensor]:
     def native_lm_head(hidden: Tensor, weight: LinearWeight, softcap: float | None = None) -> Tensor:
         logits = reference_lm_head(hidden, packed(native, weight))
         if softcap is not None:
-            native.library.softcap(native.pool, logits.data_ptr(), logits.numel(), softcap)
+            launch = native.library.softcap(logits.data_ptr(), logits.shape[1], softcap)
+            native.run(launch, len(logits), logits)
         return logits
 
     return native_lm_head

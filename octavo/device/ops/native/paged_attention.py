@@ -21,10 +21,13 @@ class NativeStep:
     """
 
     def __init__(self, native: NativeContext, query_start_loc: Tensor, seq_lens: Tensor, block_table: Tensor) -> None:
-        self._arrays = tuple(array.contiguous() for array in (query_start_loc, seq_lens, block_table))
-        assert all(array.dtype == torch.int32 for array in self._arrays)
-        addresses = (array.data_ptr() for array in self._arrays)
-        self.view: Any = native.library.StepView(*addresses, len(seq_lens), self._arrays[2].shape[1])
+        # Columns of a wider table are fine: its rows have a stride.
+        table = block_table if block_table.stride(1) == 1 else block_table.contiguous()
+        self.arrays = (query_start_loc.contiguous(), seq_lens.contiguous(), table)
+        assert all(array.dtype == torch.int32 for array in self.arrays)
+        self.num_requests = len(seq_lens)
+        addresses = (array.data_ptr() for array in self.arrays)
+        self.view: Any = native.library.StepView(*addresses, self.arrays[2].stride(0))
 
 
 def attend(
@@ -36,7 +39,8 @@ def attend(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """As ``ops/paged_attention``, from a cache as ``ops/native/kv_cache`` says; head sizes are multiples of 8."""
-    query, out = query.contiguous(), torch.empty(query.shape, dtype=query.dtype)
+    query = query.contiguous()
+    out = native.empty(query, *query.shape[1:])
     layer = native.library.AttentionLayer(
         options.num_heads,
         options.num_kv_heads,
@@ -47,16 +51,11 @@ def attend(
         options.chunk_size or 0,
     )
     logits = None if sinks is None else sinks.float().contiguous()
-    layer.attend(
-        native.pool,
-        step.view,
-        cache_view(native, kv_cache),
-        query.data_ptr(),
-        out.data_ptr(),
-        len(query),
-        is_bfloat16(query.dtype),
-        0 if logits is None else logits.data_ptr(),
-    )
+    tensors = (query, out, *step.arrays, kv_cache) if logits is None else (query, out, *step.arrays, kv_cache, logits)
+    addresses = (query.data_ptr(), out.data_ptr())
+    cache, half = cache_view(native, kv_cache), is_bfloat16(query.dtype)
+    launch = layer.attend(step.view, cache, *addresses, half, 0 if logits is None else logits.data_ptr())
+    native.run(launch, len(query), *tensors, num_requests=step.num_requests)
     return out
 
 

@@ -35,9 +35,10 @@ def qkv_rope_write(native: NativeContext) -> Callable[..., Tensor]:
         assert len(positions) == len(slot_mapping) == len(x)
         positions, slot_mapping = positions.contiguous(), slot_mapping.contiguous()
         layer = _layer(native, num_heads, table, kv_cache, norm)
-        query = projected.new_empty(len(x), num_heads, head_size)
-        addresses = (projected.data_ptr(), positions.data_ptr(), slot_mapping.data_ptr(), query.data_ptr())
-        layer.run(native.pool, *addresses, len(x), is_bfloat16(projected.dtype))
+        query = native.empty(projected, num_heads, head_size)
+        rows = (projected, positions, slot_mapping, query)
+        launch = layer.launch(*(tensor.data_ptr() for tensor in rows), is_bfloat16(projected.dtype))
+        native.run(launch, len(x), *rows, kv_cache)
         return query
 
     return qkv_rope_write

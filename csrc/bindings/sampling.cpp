@@ -1,0 +1,60 @@
+#include "sampling.h"
+
+#include "bindings/bindings.h"
+
+namespace nb = nanobind;
+
+namespace octavo {
+namespace {
+
+using Address = std::uintptr_t;
+
+template <class T>
+T* address(Address number) {
+    return reinterpret_cast<T*>(number);
+}
+
+void bound_row_maxima(ThreadPool& pool, Address logits, std::size_t num_rows, std::size_t vocab_size, Address maxima) {
+    row_maxima(pool, address<const float>(logits), num_rows, vocab_size, address<float>(maxima));
+}
+
+void bound_choose_tokens(ThreadPool& pool, Address logits, std::size_t num_rows, std::size_t vocab_size, Address choices,
+                         bool keep, Address tokens) {
+    choose_tokens(pool, address<float>(logits), num_rows, vocab_size, address<const RowChoice>(choices), keep,
+                  address<std::int64_t>(tokens));
+}
+
+void bound_log_probabilities(ThreadPool& pool, Address logits, std::size_t num_rows, std::size_t vocab_size,
+                             std::size_t width, Address tokens, Address num_best, Address token_logprobs, Address ranks,
+                             Address counts, Address ids, Address values) {
+    log_probabilities(pool, {.logits = address<const float>(logits),
+                             .num_rows = num_rows,
+                             .vocab_size = vocab_size,
+                             .width = width,
+                             .tokens = address<const std::int64_t>(tokens),
+                             .num_best = address<const std::int64_t>(num_best),
+                             .token_logprobs = address<float>(token_logprobs),
+                             .ranks = address<std::int64_t>(ranks),
+                             .counts = address<std::int64_t>(counts),
+                             .ids = address<std::int64_t>(ids),
+                             .values = address<float>(values)});
+}
+
+}  // namespace
+
+void bind_sampling(nb::module_& m) {
+    using released = nb::call_guard<nb::gil_scoped_release>;
+    m.attr("ROW_CHOICE_BYTES") = sizeof(RowChoice);
+    m.def("row_maxima", &bound_row_maxima, nb::arg("pool"), nb::arg("logits"), nb::arg("num_rows"), nb::arg("vocab_size"),
+          nb::arg("maxima"), released(), "The largest float32 of each row [num_rows, vocab_size], NaN if any is.");
+    m.def("choose_tokens", &bound_choose_tokens, nb::arg("pool"), nb::arg("logits"), nb::arg("num_rows"),
+          nb::arg("vocab_size"), nb::arg("choices"), nb::arg("keep"), nb::arg("tokens"), released(),
+          "One int64 token per row of usable float32 logits, by its RowChoice; `keep` leaves what it was chosen from.");
+    m.def("log_probabilities", &bound_log_probabilities, nb::arg("pool"), nb::arg("logits"), nb::arg("num_rows"),
+          nb::arg("vocab_size"), nb::arg("width"), nb::arg("tokens"), nb::arg("num_best"), nb::arg("token_logprobs"),
+          nb::arg("ranks"), nb::arg("counts"), nb::arg("ids"), nb::arg("values"), released(),
+          "Log-probability and rank of a token per row, and num_best (at most width) candidates in ids and values\n"
+          "[num_rows, width], of which counts are there. Integers are int64.");
+}
+
+}  // namespace octavo

@@ -1,0 +1,42 @@
+// From logits to tokens and log-probabilities without sorting a vocabulary: filters become a cut (simd/sampling.h), found
+// by bisection over values and a look at the few candidates that are left between two of them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "threads/thread_pool.h"
+
+namespace octavo {
+
+// How a row's token is chosen, laid out as device/sample/chooser.py has it. The temperature is 0 for the best candidate;
+// top_k is 0, top_p 1 and min_p 0 where there is none.
+struct RowChoice {
+    std::uint64_t seed;
+    std::int64_t position, choice_index, top_k;
+    double top_p, min_p;
+    float temperature;
+    std::uint32_t purpose;
+};
+
+// The largest number of each row of logits [num_rows, vocab_size], NaN if any is.
+void row_maxima(ThreadPool& pool, const float* logits, std::size_t num_rows, std::size_t vocab_size, float* maxima);
+
+// One token per row of usable logits (no NaN or +infinity, not all -infinity). With `keep`, rows of a temperature are
+// left as what the token was chosen from: after temperature, and -infinity where a filter took the id out.
+void choose_tokens(ThreadPool& pool, float* logits, std::size_t num_rows, std::size_t vocab_size,
+                   const RowChoice* choices, bool keep, std::int64_t* tokens);
+
+// One row per row of logits: the given token's log-probability and place (1 = best), and its num_best[r] best candidates
+// in ids and values [num_rows, width]; counts[r] of them, since an id at -infinity is none.
+struct LogprobsCall {
+    const float* logits;
+    std::size_t num_rows, vocab_size, width;
+    const std::int64_t *tokens, *num_best;
+    float* token_logprobs;
+    std::int64_t *ranks, *counts, *ids;
+    float* values;
+};
+void log_probabilities(ThreadPool& pool, const LogprobsCall& call);
+
+}  // namespace octavo

@@ -1,0 +1,222 @@
+"""Grammars by llguidance: an Earley parser over derivatives of regular expressions, walked along the token trie.
+
+A mask takes some 50 microseconds. All work is bounded by fuel (``LIMITS``), never by a clock, so what is refused is
+refused on every machine. Compiled grammars live in Rust and are copied, state and all, in microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import llguidance
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+
+from octavo.control.structured_output.grammar import MaskRows
+from octavo.tokenizer.tokenizer import TokenizerVocab
+from octavo.words.errors import RequestError
+from octavo.words.structured_outputs import StructuredOutputParams
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+MAX_GRAMMAR_BYTES = 1 << 20
+MAX_NESTING = 64
+WHITESPACE = r"[ \n\r\t]{1,4}"
+"""Between the parts of JSON unless asked otherwise. Bounded: a weak model would write blanks for ever."""
+
+LIMITS = LLParserLimits(max_lexer_states=20_000, verbose_errors=False)
+ALL_ALLOWED = -1
+
+
+class LLGuidanceBackend:
+    """Compiles for one vocabulary, whose texts may end with any of ``eos_token_ids``."""
+
+    def __init__(self, vocabulary: TokenizerVocab, eos_token_ids: Sequence[int]) -> None:
+        self._tokenizer = LLTokenizer(
+            TokenizerWrapper(_Vocabulary(vocabulary, eos_token_ids[0])),
+            n_vocab=vocabulary.num_text_tokens,
+            eos_token=list(eos_token_ids),
+        )
+        self.num_mask_words = (vocabulary.num_text_tokens + 31) // 32
+
+    def compile(self, params: StructuredOutputParams) -> LLGuidanceGrammar:
+        matcher = LLMatcher(self._tokenizer, grammar_text(params), log_level=0, limits=LIMITS)
+        if matcher.is_error():
+            raise _refusal(params, matcher.get_error())
+        return LLGuidanceGrammar(matcher)
+
+
+class LLGuidanceGrammar:
+    """One matcher."""
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self._matcher = matcher
+
+    @property
+    def error(self) -> str | None:
+        return self._matcher.get_error() if self._matcher.is_error() else None
+
+    @property
+    def is_complete(self) -> bool:
+        return self._matcher.is_stopped()
+
+    def accept(self, token_ids: Sequence[int]) -> bool:
+        return self._matcher.consume_tokens(list(token_ids))
+
+    def fill(self, rows: MaskRows, draft_token_ids: Sequence[int]) -> None:
+        num_taken = 0
+        for row, draft in zip(rows, (*draft_token_ids, None), strict=True):
+            self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+            if draft is None or self._matcher.try_consume_tokens([draft]) != 1:
+                break
+            num_taken += 1
+        rows[num_taken + 1 :] = ALL_ALLOWED
+        self._matcher.rollback(num_taken)
+
+    def copy(self) -> LLGuidanceGrammar:
+        return LLGuidanceGrammar(self._matcher.deep_copy())
+
+
+def check_grammar(params: StructuredOutputParams) -> None:
+    """Raise RequestError for what no vocabulary could make compile; needs no tokenizer."""
+    text = grammar_text(params)
+    refused, messages = LLMatcher.validate_grammar_with_warnings(text, None, limits=LIMITS)
+    if refused:
+        raise _refusal(params, messages[0])
+
+
+def grammar_text(params: StructuredOutputParams) -> str:
+    """The constraint as llguidance reads it. Raises RequestError for one that is too big, too deep or no JSON."""
+    try:
+        text = _TEXTS[params.kind](params)
+    except RequestError:
+        raise
+    except (ValueError, TypeError, KeyError, RecursionError, GbnfToLarkError) as error:
+        raise _refusal(params, str(error) or type(error).__name__) from error
+    if len(text) > MAX_GRAMMAR_BYTES:
+        raise _refusal(params, f"it is {len(text):,} bytes long, and at most {MAX_GRAMMAR_BYTES:,} are taken")
+    return text
+
+
+def _json_text(params: StructuredOutputParams) -> str:
+    schema = json.loads(params.json) if isinstance(params.json, str) else params.json
+    return _schema_text(params, schema)
+
+
+def _json_object_text(params: StructuredOutputParams) -> str:
+    return _schema_text(params, {"type": "object"})
+
+
+def _schema_text(params: StructuredOutputParams, schema: Any) -> str:
+    _check_nesting(params, schema)
+    if params.disable_additional_properties:
+        schema = _closed(schema)
+    return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_json_options(params))
+
+
+def _json_options(params: StructuredOutputParams) -> JsonCompileOptions:
+    if params.disable_any_whitespace:
+        return {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+    return {"whitespace_pattern": params.whitespace_pattern or WHITESPACE}
+
+
+def _regex_text(params: StructuredOutputParams) -> str:
+    return LLMatcher.grammar_from_regex(_unanchored(str(params.regex)))
+
+
+def _choice_text(params: StructuredOutputParams) -> str:
+    quoted = (json.dumps(text, ensure_ascii=False) for text in dict.fromkeys(params.choice or ()))
+    return LLMatcher.grammar_from_lark("start: " + " | ".join(quoted))
+
+
+def _grammar_text(params: StructuredOutputParams) -> str:
+    return LLMatcher.grammar_from_lark(any_to_lark(str(params.grammar)))
+
+
+def _structural_tag_text(params: StructuredOutputParams) -> str:
+    given = params.structural_tag
+    tag: Any = json.loads(given) if isinstance(given, str) else given
+    structures, triggers = tag["structures"], tag["triggers"]
+    tags = [
+        llguidance.StructTag(
+            trigger=_trigger_of(structure["begin"], triggers),
+            begin=structure["begin"],
+            grammar=_checked_schema(params, structure["schema"]),
+            end=structure["end"],
+        )
+        for structure in structures
+    ]
+    return str(llguidance.StructTag.to_grammar(tags, assume_special=False))
+
+
+_TEXTS = {
+    "json": _json_text,
+    "regex": _regex_text,
+    "choice": _choice_text,
+    "grammar": _grammar_text,
+    "json_object": _json_object_text,
+    "structural_tag": _structural_tag_text,
+}
+
+
+def _trigger_of(begin: str, triggers: Sequence[str]) -> str:
+    found = next((trigger for trigger in triggers if begin.startswith(trigger)), None)
+    if found is None:
+        raise ValueError(f"no trigger begins the tag {begin!r}")
+    return found
+
+
+def _checked_schema(params: StructuredOutputParams, schema: Any) -> dict[str, Any]:
+    _check_nesting(params, schema)
+    return {**schema, "x-guidance": _json_options(params)}
+
+
+def _unanchored(regex: str) -> str:
+    """The whole text must match: anchors at the ends say what holds already."""
+    start = regex[1:] if regex.startswith("^") else regex
+    return start[:-1] if start.endswith("$") and not start.endswith("\\$") else start
+
+
+def _closed(schema: Any) -> Any:
+    """The schema with every object that names its properties, and says no more, allowing no others."""
+    if isinstance(schema, list):
+        return [_closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inner = {key: _closed(value) for key, value in schema.items()}
+    return {"additionalProperties": False, **inner} if "properties" in inner else inner
+
+
+def _check_nesting(params: StructuredOutputParams, schema: Any) -> None:
+    level, depth = [schema], 0
+    while level:
+        if depth > MAX_NESTING:
+            raise _refusal(params, f"it is nested more than {MAX_NESTING} levels deep")
+        level = [
+            child
+            for each in level
+            for child in (each.values() if isinstance(each, dict) else each if isinstance(each, list) else ())
+        ]
+        depth += 1
+
+
+def _refusal(params: StructuredOutputParams, reason: str) -> RequestError:
+    return RequestError(f"structured_outputs.{params.kind} cannot be used: {reason}.", param="structured_outputs")
+
+
+class _Vocabulary:
+    """Our vocabulary under the names that llguidance asks for."""
+
+    def __init__(self, vocabulary: TokenizerVocab, eos_token_id: int) -> None:
+        self._vocabulary = vocabulary
+        self.eos_token_id = eos_token_id
+        self.bos_token_id = None
+        self.special_token_ids = sorted(vocabulary.special_ids)
+        self.tokens = [vocabulary.token_bytes(token_id) for token_id in range(vocabulary.num_text_tokens)]
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        plain = text.decode() if isinstance(text, bytes) else text
+        return self._vocabulary.encode(plain, add_special_tokens=False, allow_special=False)

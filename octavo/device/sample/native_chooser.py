@@ -1,0 +1,60 @@
+"""The sampler's work on logits by native kernels: no vocabulary is sorted, rows are shared out over the threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.device.ops.native.context import NativeContext
+from octavo.device.sample.chooser import ROW_CHOICE, RowChoices
+from octavo.device.sample.logprobs import WHOLE_VOCABULARY
+from octavo.device.sample.usable import clear_unusable
+from octavo.words.messages import LogprobsRow
+
+
+class NativeChooser:
+    """As TorchChooser, in any batch and on any number of threads the same to the bit."""
+
+    def __init__(self, native: NativeContext) -> None:
+        assert ROW_CHOICE.itemsize == native.library.ROW_CHOICE_BYTES
+        self._library = native.library
+        self._pool = native.pool
+
+    def unusable_rows(self, logits: Tensor, what: str) -> dict[int, str]:
+        best = torch.empty(len(logits), dtype=torch.float32)
+        self._library.row_maxima(self._pool, _address(logits), *logits.shape, best.data_ptr())
+        return clear_unusable(logits, best, what)
+
+    def choose(self, logits: Tensor, choices: RowChoices, *, keep_logits: bool = False) -> Tensor:
+        token_ids = torch.empty(len(logits), dtype=torch.int64)
+        choices = np.ascontiguousarray(choices)
+        assert choices.dtype == ROW_CHOICE and len(choices) == len(logits)
+        self._library.choose_tokens(
+            self._pool, _address(logits), *logits.shape, choices.ctypes.data, keep_logits, token_ids.data_ptr()
+        )
+        return token_ids
+
+    def logprob_rows(self, logits: Tensor, token_ids: Tensor, num_best: Sequence[int]) -> list[LogprobsRow]:
+        num_rows, vocab_size = logits.shape
+        wanted = [vocab_size if k == WHOLE_VOCABULARY else min(k, vocab_size) for k in num_best]
+        width, best = max(wanted, default=0), torch.tensor(wanted, dtype=torch.int64)
+        token_ids = token_ids.contiguous()
+        given, values = torch.empty(num_rows), torch.empty(num_rows, width)
+        ranks, counts, ids = (torch.empty(shape, dtype=torch.int64) for shape in (num_rows, num_rows, values.shape))
+        arrays = (token_ids, best, given, ranks, counts, ids, values)
+        addresses = [array.data_ptr() for array in arrays]
+        self._library.log_probabilities(self._pool, _address(logits), num_rows, vocab_size, width, *addresses)
+        columns = (token_ids, given, ranks, counts, ids, values)
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        return [
+            LogprobsRow([token, *others[:count]], [logprob, *those[:count]], rank)
+            for token, logprob, rank, count, others, those in rows
+        ]
+
+
+def _address(logits: Tensor) -> int:
+    assert logits.dtype == torch.float32 and logits.is_contiguous()
+    return logits.data_ptr()

@@ -1,0 +1,163 @@
+"""Captured steps: the model's forward pass is recorded at warm-up, and a step is then one native call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from octavo.device.ops.kernels import Kernels
+from octavo.device.ops.linear import DenseWeight
+from octavo.device.ops.recording import Arena, Recorder, Recording
+from octavo.device.worker.dummy import dummy_step
+from octavo.device.worker.input_batch import InputBatch
+from octavo.words.errors import CaptureError
+from octavo.words.graph_report import GraphReport
+from octavo.words.kv_cache_spec import KVCacheConfig, cdiv
+from octavo.words.messages import SchedulerOutput
+
+RECORDED_TOKENS = 13
+"""Of the recorded step: a prime, so that an axis of its rows is hardly taken for another."""
+
+CHECKED_SIZES = ((1, 1), (3, 7))
+"""(requests, tokens of each) at which replays are held to eager steps."""
+
+RECORDED_ROWS = 3
+
+
+class StepGraphs:
+    """The model as runner and head call it: op by op, or once ``record`` was called by replaying what that noted.
+
+    A replay's results live until the next step's: they lie in one arena.
+    """
+
+    def __init__(self, model: nn.Module, kernels: Kernels, max_num_requests: int) -> None:
+        self._model = model
+        self._kernels = kernels
+        self._rows = torch.zeros(max_num_requests, dtype=torch.int64)
+        self.forget("not captured yet")
+
+    def forget(self, reason: str) -> None:
+        """Run op by op from now on, for this reason."""
+        self._forward: Recording | None = None
+        self._logits: Recording | None = None
+        self._inputs: Any = None
+        self.num_replays = 0
+        self.num_eager_steps = 0
+        self._reason = reason
+
+    def report(self) -> GraphReport:
+        """What was captured, or why nothing is."""
+        recordings = [each for each in (self._forward, self._logits) if each is not None]
+        if not recordings:
+            return GraphReport(captured=False, reason=self._reason)
+        return GraphReport(
+            captured=True,
+            reason="replays were equal to eager steps, to the bit",
+            num_ops=sum(len(graph) for each in recordings for graph in each.graphs),
+            splits=[f"{split.name} ({split.where})" for each in recordings for split in each.splits],
+            arena_bytes=sum(each.arena.num_bytes for each in recordings),
+        )
+
+    # A step
+
+    def forward(self, batch: InputBatch) -> Tensor:
+        """Hidden states after the last norm, [T, hidden_size]."""
+        if self._forward is None or batch.inputs is not self._inputs or batch.num_tokens > self._forward.arena.max_rows:
+            self.num_eager_steps += 1
+            return self._eager(batch)
+        self.num_replays += 1
+        return self._replay(self._forward, batch)
+
+    def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        """Logits of some rows [S] int64 of a step's hidden states, float32 [S, vocab_size]."""
+        if self._logits is None or len(rows) > len(self._rows) or hidden.data_ptr() != self._hidden.data_ptr():
+            return self.compute_logits(hidden[rows])
+        self._rows[: len(rows)] = rows
+        return self._logits.replay(len(rows), len(rows), dict)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """Logits of any rows, [R, hidden_size] -> float32 [R, vocab_size]; never replayed."""
+        logits: Tensor = self._model.compute_logits(hidden)
+        return logits
+
+    def _eager(self, batch: InputBatch) -> Tensor:
+        hidden: Tensor = self._model(batch.token_ids, batch.positions, batch.context)
+        return hidden
+
+    @staticmethod
+    def _replay(recording: Recording, batch: InputBatch) -> Tensor:
+        return recording.replay(batch.num_tokens, batch.num_requests, lambda: batch.context.metadata)
+
+    # Capture
+
+    def record(self, batch: InputBatch) -> None:
+        """Run a step and note it, and then its logits. Raises CaptureError."""
+        inputs, native = batch.inputs, self._kernels.native
+        assert native is not None, "only native kernels can be captured"
+        recorder = Recorder(
+            native,
+            Arena(inputs.max_num_tokens),
+            batch.num_tokens,
+            token_arrays=inputs.token_arrays,
+            request_arrays=inputs.request_arrays,
+            values=batch.context.metadata,
+        )
+        forward = recorder.record(self._model, lambda: self._eager(batch))
+        self._hidden = forward.result.at(inputs.max_num_tokens)
+        self._logits = self._record_logits(min(RECORDED_ROWS, len(self._rows)))
+        self._forward, self._inputs = forward, inputs
+
+    def check(self, batch: InputBatch) -> None:
+        """Hold a replay of a step that was not recorded to an eager one. Raises CaptureError where a bit differs.
+
+        The replay comes first: it must not find the keys and values of the eager one in the cache.
+        """
+        assert self._forward is not None and self._logits is not None
+        replayed = self._replay(self._forward, batch)
+        rows = batch.sampled_token_rows
+        logits = self.logits(replayed, rows)
+        eager = self._eager(batch)
+        if not (_same_bits(replayed, eager) and _same_bits(logits, self.compute_logits(eager[rows]))):
+            raise CaptureError(
+                f"a replayed step of {batch.num_requests} requests and {batch.num_tokens} tokens differs from the same "
+                "step run op by op"
+            )
+
+    def _record_logits(self, num_rows: int) -> Recording:
+        native = self._kernels.native
+        assert native is not None
+        recorder = Recorder(native, Arena(len(self._rows)), num_rows, token_arrays=[self._rows])
+        hidden, rows = DenseWeight(self._hidden), self._rows[:num_rows].zero_()
+        # Picking rows is what an embedding does.
+        return recorder.record(self._model, lambda: self._model.compute_logits(self._kernels.embedding(rows, hidden)))
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    # As bytes, for broken weights make NaNs, and those must be the same ones.
+    return one.shape == other.shape and torch.equal(_bytes(one), _bytes(other))
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.contiguous().view(torch.uint8)
+
+
+def capture_steps(
+    config: KVCacheConfig, *, max_num_tokens: int, max_num_requests: int, vocab_size: int
+) -> Iterator[SchedulerOutput]:
+    """Made-up steps: the one to be recorded, and those to check it with. No two tokens share a slot."""
+    longest = min(max_num_tokens, config.max_model_len)
+    for num_requests, num_tokens in ((1, RECORDED_TOKENS), *CHECKED_SIZES):
+        requests, tokens = min(num_requests, max_num_requests), min(num_tokens, longest)
+        while requests > 1 and (requests * tokens > max_num_tokens or not _fits(config, requests, tokens)):
+            requests -= 1
+        while tokens > 1 and not _fits(config, requests, tokens):
+            tokens -= 1
+        yield dummy_step(config, requests, tokens, vocab_size)
+
+
+def _fits(config: KVCacheConfig, num_requests: int, num_tokens: int) -> bool:
+    blocks = sum(cdiv(num_tokens, group.spec.block_size) for group in config.groups)
+    return num_requests * blocks <= config.num_usable_blocks

@@ -1,0 +1,382 @@
+"""AsyncLLM: the engine for asyncio. Every request is an async generator; closing it ends the request.
+
+llm = AsyncLLM.from_engine_args(EngineArgs("smollm2-135m"))
+async for output in llm.generate("The capital of France is", SamplingParams(max_tokens=8)):
+    print(output.outputs[0].text)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence
+from functools import partial
+from typing import Any, Literal, Self, TypeVar
+
+from octavo.config.engine_config import EngineConfig
+from octavo.config.flat import EngineArgs
+from octavo.engine.client import EngineCoreClient, make_client
+from octavo.engine.info import EngineInfo
+from octavo.engine.stats import Metric, Statistics, StatLogger
+from octavo.frontend.admission import Admission
+from octavo.frontend.input_processor import InputProcessor, PreparedRequest, operating_system_seed, prompt_text
+from octavo.frontend.output_processor import OpenRequest, OutputProcessor
+from octavo.frontend.start import default_stat_loggers, start_front_end
+from octavo.tokenizer.tokenizer import Tokenizer
+from octavo.words.errors import EngineDeadError, EngineError, RequestError, RequestTimeoutError
+from octavo.words.inputs import PromptType
+from octavo.words.messages import EngineCoreOutputs, FinishReason
+from octavo.words.outputs import RequestOutput
+from octavo.words.sampling_params import SamplingParams
+
+LONG_TEXT_CHARACTERS = 16_384
+"""Work on a text of more characters is done in a thread, so that the event loop goes on meanwhile."""
+
+PauseMode = Literal["abort", "wait"]
+T = TypeVar("T")
+
+
+class AsyncLLM:
+    """An engine core with a front end, for any number of concurrent callers on one event loop.
+
+    The loop is the one that first calls ``generate``. The parts are handed in and are then its own;
+    ``from_engine_args`` makes them from options, with the core in a background process.
+    """
+
+    def __init__(
+        self,
+        client: EngineCoreClient,
+        tokenizer: Tokenizer,
+        input_processor: InputProcessor,
+        output_processor: OutputProcessor,
+        *,
+        admission: Admission | None = None,
+        request_timeout_s: float | None = None,
+        stat_loggers: Sequence[StatLogger] = (),
+    ) -> None:
+        self.tokenizer = tokenizer
+        self._client = client
+        self._inputs = input_processor
+        self._outputs = output_processor
+        self._admission = admission or Admission()
+        self._request_timeout_s = request_timeout_s
+        self._statistics = Statistics(stat_loggers)
+        self._slots: dict[OpenRequest, _OutputSlot] = {}
+        self._request_ids = itertools.count()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._unpaused = asyncio.Event()
+        self._unpaused.set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._death: EngineDeadError | None = None
+        threading.Thread(target=self._read, name="octavo-outputs", daemon=True).start()
+
+    @classmethod
+    def from_engine_args(
+        cls,
+        args: EngineArgs,
+        *,
+        make_client: Callable[[EngineConfig], EngineCoreClient] | None = None,
+        stat_loggers: Sequence[StatLogger] = (),
+    ) -> Self:
+        """Start an engine from options; returns when it is ready. ``make_client`` starts its core; None: a background
+        process.
+
+        Raises EngineStartError with the root cause as its last line, ConfigError and their kin.
+        """
+        config = args.create_engine_config()
+        parts = start_front_end(config, make_client or _core_process, seeds=operating_system_seed)
+        limits = config.scheduler
+        return cls(
+            *parts,
+            admission=Admission(max_requests=limits.max_num_queued_reqs, max_tokens=limits.max_num_queued_tokens),
+            request_timeout_s=limits.request_timeout,
+            stat_loggers=(*default_stat_loggers(config, parts.client.info), *stat_loggers),
+        )
+
+    @property
+    def info(self) -> EngineInfo:
+        """What was decided and learnt at start-up."""
+        return self._client.info
+
+    @property
+    def client(self) -> EngineCoreClient:
+        """The client of the core."""
+        return self._client
+
+    @property
+    def default_sampling_params(self) -> SamplingParams:
+        """What a request without parameters gets: a copy, yours to change."""
+        return self._inputs.default_sampling_params()
+
+    # Requests
+
+    async def generate(
+        self,
+        prompt: PromptType,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int | None = None,
+        timeout_s: float | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Answer one prompt: yield outputs as they come, the last one ``finished``.
+
+        A caller that is slower than the engine gets fewer and larger outputs. Closing the generator, or cancelling
+        who waits for it, aborts the request within one step. Raises RequestError for a prompt that cannot be served,
+        OverloadedError where too many wait, RequestTimeoutError after ``timeout_s`` (None: that of the engine), and
+        EngineDeadError when the core fails.
+        """
+        prepared = await self.prepare(prompt, sampling_params, request_id, priority=priority)
+        async for output in self.run(prepared, timeout_s=timeout_s):
+            yield output
+
+    async def prepare(
+        self,
+        prompt: PromptType,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int | None = None,
+    ) -> PreparedRequest:
+        """Check a request, turn it into tokens and see whether it may join the queue; nothing runs yet."""
+        request_id = str(next(self._request_ids)) if request_id is None else request_id
+        prepared = await self.work_on(
+            len(prompt_text(prompt) or ""),
+            partial(
+                self._inputs.prepare, request_id, prompt, sampling_params, priority=priority, arrival_time=time.time()
+            ),
+        )
+        self.check_admission(prepared)
+        return prepared
+
+    async def run(
+        self, prepared: PreparedRequest, *, timeout_s: float | None = None
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Answer a prepared request; see ``generate``."""
+        await self._unpaused.wait()
+        request, slot = self._open(prepared, timeout_s)
+        try:
+            while not request.finished or slot.is_ready:
+                await slot.wait()
+                output = request.take_output()
+                if output is not None:
+                    yield output
+        finally:
+            self._close(request)
+
+    async def abort(self, request_ids: str | Sequence[str]) -> None:
+        """End requests by their ids; who waits for them gets a last output with finish_reason "abort"."""
+        listed = [request_ids] if isinstance(request_ids, str) else list(request_ids)
+        for request in self._outputs.find_requests(listed):
+            self._end(request)
+
+    def check_admission(self, prepared: PreparedRequest) -> None:
+        """Return if the request may join the queue now; else raise OverloadedError."""
+        self._admission.check(len(prepared.choices), len(prepared.choices[0].prompt_token_ids))
+
+    def check_text_length(self, num_characters: int) -> None:
+        """Raise RequestError for a text that no tokenizer need look at, being too long whatever its tokens are."""
+        self._inputs.check_text_length(num_characters)
+
+    async def work_on(self, num_characters: int, work: Callable[[], T]) -> T:
+        """Do ``work`` on a text of that length; on a thread if it is long."""
+        if num_characters <= LONG_TEXT_CHARACTERS:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(None, work)
+
+    # Pausing
+
+    async def pause_generation(self, *, mode: PauseMode = "abort") -> None:
+        """Hold back requests that come from now on; those that run are aborted, or waited for. Returns when all is
+        still."""
+        if mode not in ("abort", "wait"):
+            raise RequestError(f"mode must be abort or wait, got {mode!r}.", param="mode")
+        self._unpaused.clear()
+        if mode == "abort":
+            for request in list(self._slots):
+                self._end(request)
+        await self._idle.wait()
+
+    async def resume_generation(self) -> None:
+        """Let the requests that were held back run."""
+        self._unpaused.set()
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether new requests are held back."""
+        return not self._unpaused.is_set()
+
+    # State
+
+    @property
+    def num_unfinished_requests(self) -> int:
+        """Requests that run or wait."""
+        return len(self._slots)
+
+    @property
+    def errored(self) -> bool:
+        """Whether the core has failed; it answers no more requests then."""
+        return self._death is not None
+
+    @property
+    def dead_error(self) -> EngineDeadError | None:
+        """Why the core failed."""
+        return self._death
+
+    async def check_health(self) -> None:
+        """Return if the core and its workers are well. Raises EngineDeadError or EngineError."""
+        await self.call("check_health")
+
+    async def is_healthy(self) -> bool:
+        """Whether ``check_health`` finds nothing wrong."""
+        with contextlib.suppress(EngineError):
+            await self.check_health()
+            return True
+        return False
+
+    async def call(self, name: str, *args: Any) -> Any:
+        """Ask the core a question by name (CALL_RESULTS), on a thread: the core answers between steps."""
+        return await asyncio.to_thread(self._client.call, name, *args)
+
+    async def get_metrics(self) -> list[Metric]:
+        """Counters and gauges of this moment, under vLLM's names."""
+        return self._statistics.snapshot(await self.call("stats"))
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False, and nothing is done, while a request holds blocks."""
+        return bool(await self.call("reset_prefix_cache"))
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's tokenizer."""
+        return self.tokenizer
+
+    def shutdown(self) -> None:
+        """Stop the core and free everything; harmless when called again. Blocks for as long as the core takes."""
+        self._client.shutdown()
+
+    # Inside the loop
+
+    def _open(self, prepared: PreparedRequest, timeout_s: float | None) -> tuple[OpenRequest, _OutputSlot]:
+        if self._death is not None:
+            raise self._death
+        self._enter_loop()
+        request = self._outputs.add_request(prepared.request_id, prepared.prompt, prepared.choices)
+        slot = self._slots[request] = _OutputSlot()
+        self._idle.clear()
+        self._admission.add(request)
+        try:
+            for choice in prepared.choices:
+                self._client.add_request(choice)
+        except BaseException:
+            self._close(request)
+            raise
+        self._set_deadline(slot, prepared.choices[0].arrival_time, timeout_s)
+        return request, slot
+
+    def _set_deadline(self, slot: _OutputSlot, arrival_time: float, timeout_s: float | None) -> None:
+        limits = [limit for limit in (timeout_s, self._request_timeout_s) if limit is not None]
+        if limits:
+            left_s = arrival_time + min(limits) - time.time()
+            error = RequestTimeoutError(f"the request was not done within {min(limits):g} s and was ended.")
+            slot.deadline = asyncio.get_running_loop().call_later(left_s, slot.fail, error)
+
+    def _close(self, request: OpenRequest) -> None:
+        """Forget a request; what of it still runs is aborted."""
+        slot = self._slots.pop(request, None)
+        if slot is not None and slot.deadline is not None:
+            slot.deadline.cancel()
+        self._abort(request)
+        if not self._slots:
+            self._idle.set()
+
+    def _end(self, request: OpenRequest) -> None:
+        """Abort a request; its reader gets the last output."""
+        slot = self._slots.get(request)
+        self._abort(request)
+        if slot is not None:
+            slot.wake()
+
+    def _abort(self, request: OpenRequest) -> None:
+        self._admission.remove(request)
+        core_ids = self._outputs.end_request(request, FinishReason.ABORT)
+        if core_ids and self._death is None:
+            self._statistics.count_finished("abort", len(core_ids))
+            with contextlib.suppress(EngineError):  # the thread that reads tells of a death
+                self._client.abort_requests(core_ids)
+
+    def _take(self, outputs: EngineCoreOutputs) -> None:
+        """A step's outputs reach their requests, and wake who waits."""
+        taken = self._outputs.take(outputs)
+        for request in taken.moved:
+            self._admission.remove(request)
+            if request.has_output:
+                self._slots[request].wake()
+        if taken.to_abort:  # a stop string was found, which the core knows nothing of
+            with contextlib.suppress(EngineError):
+                self._client.abort_requests(taken.to_abort)
+        self._statistics.record(outputs)
+
+    def _fail(self, error: EngineDeadError) -> None:
+        for slot in self._slots.values():
+            slot.fail(error)
+
+    def _enter_loop(self) -> None:
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            raise RuntimeError("an AsyncLLM serves one event loop, the one that called generate first")
+
+    # The thread that waits for the core
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self._call_in_loop(self._take, self._client.get_output())
+        except EngineDeadError as error:
+            self._death = error
+            self._call_in_loop(self._fail, error)
+
+    def _call_in_loop(self, function: Callable[[Any], None], argument: Any) -> None:
+        """Nobody waits where there is no loop, or none any more."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(function, argument)
+
+
+def _core_process(config: EngineConfig) -> EngineCoreClient:
+    return make_client(config, multiprocess=True)
+
+
+class _OutputSlot:
+    """Where the reader of one request waits. It holds no output: those are made when the reader looks."""
+
+    def __init__(self) -> None:
+        self.is_ready = False
+        self.deadline: asyncio.TimerHandle | None = None
+        self._error: Exception | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def wake(self) -> None:
+        """Something came."""
+        self.is_ready = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def fail(self, error: Exception) -> None:
+        """Nothing more will come."""
+        self._error = error
+        self.wake()
+
+    async def wait(self) -> None:
+        """Return when something came since the last call; raises the error that ended the request."""
+        if not self.is_ready:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        self.is_ready = False
+        if self._error is not None:
+            raise self._error

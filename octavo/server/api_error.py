@@ -1,0 +1,100 @@
+"""Errors as clients see them: an HTTP status and an error object, without internals."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from octavo.words.errors import (
+    EngineError,
+    OverloadedError,
+    RequestError,
+    RequestTimeoutError,
+)
+
+# What an SDK must not send again: it would take as long again.
+NO_RETRY = {"x-should-retry": "false"}
+_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large"}
+_INTERNALS = re.compile(r"0x[0-9a-fA-F]{6,}|(?<![\w.])/(?:[\w.+-]+/)+[\w.+-]+")
+
+logger = logging.getLogger(__name__)
+
+
+class ApiError(Exception):
+    """An answer that is an error. ``code`` is a word clients may branch on, or None; ``param`` the field at fault."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = _INTERNALS.sub("...", message)
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    @property
+    def type(self) -> str:
+        """OpenAI's word for the class of the error."""
+        return _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+
+    @property
+    def body(self) -> dict[str, object]:
+        """OpenAI's error object."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+class ErrorDetail(msgspec.Struct, kw_only=True):
+    """What went wrong."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(msgspec.Struct, kw_only=True):
+    """Every answer with a status of 400 or more."""
+
+    error: ErrorDetail
+
+
+def not_ready(message: str) -> ApiError:
+    """The engine is not there yet, or not any more."""
+    return ApiError(503, message, headers={"retry-after": "1"})
+
+
+def as_api_error(error: BaseException) -> ApiError:
+    """What a client is told about ``error``; one that nobody expected is logged, and only named an internal one."""
+    match error:
+        case ApiError():
+            return error
+        case RequestError():
+            code = "context_length_exceeded" if "maximum context length" in str(error) else None
+            return ApiError(400, str(error), param=error.param, code=code)
+        case OverloadedError():
+            seconds = str(max(1, math.ceil(error.retry_after_s)))
+            return ApiError(503, str(error), code="overloaded", headers={"retry-after": seconds})
+        case RequestTimeoutError():
+            return ApiError(504, str(error), code="timeout", headers=NO_RETRY)
+        case EngineError():
+            logger.error("A request failed with the engine: %s", error)
+            return not_ready("the engine is not available; its log says why.")
+    logger.error("A request failed", exc_info=error)
+    return ApiError(500, "internal error; the server's log says more.")
+
+
+def failed_choice(reason: str | None) -> ApiError:
+    """One request failed in the engine; the others go on."""
+    logger.error("A request ended with an error: %s", reason)
+    return ApiError(500, f"the request failed in the engine: {reason or 'unknown reason'}")

@@ -1,0 +1,49 @@
+"""What every route is handed."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+
+from octavo.config.server import ServerConfig
+from octavo.frontend.async_llm import AsyncLLM
+from octavo.server.api_error import ApiError
+from octavo.server.body import BodyReader
+from octavo.server.engine_state import EngineState
+from octavo.server.gate import ServerLoad
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerContext:
+    """The engine, what was asked of the server, and what its routes share. ``model_names`` has at least one."""
+
+    state: EngineState
+    config: ServerConfig
+    model_names: tuple[str, ...]
+    bodies: BodyReader
+    load: ServerLoad = field(default_factory=ServerLoad)
+    started: int = field(default_factory=lambda: int(time.time()))
+
+    def now(self) -> int:
+        """Seconds since 1970, for the answers' created."""
+        return int(time.time())
+
+    @property
+    def llm(self) -> AsyncLLM:
+        """The engine, or the error that a client gets while there is none."""
+        return self.state.llm
+
+    def check_model(self, name: str | None) -> str:
+        """The name to answer with; ApiError 404 for a model that is not served. None means whatever is served."""
+        if not name:
+            return self.model_names[0]
+        if name in self.model_names:
+            return name
+        raise ApiError(404, f"the model {name[:200]!r} does not exist here.", param="model", code="model_not_found")
+
+
+def request_id_of(request: Request) -> str:
+    """The id of a request, as its answer will show it."""
+    return str(request.scope["state"]["request_id"])

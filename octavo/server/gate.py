@@ -1,0 +1,145 @@
+"""What every request passes before a route: its id, the host it names, its key, and the count of requests."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import re
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo.server.api_error import ApiError, as_api_error
+from octavo.server.responses import error_response
+
+OPEN_PATHS = frozenset({"/live", "/health", "/ping", "/metrics"})
+"""Routes that need no key."""
+OPEN_PREFIXES = ("/ui/static/",)
+"""Static files of the page; what it shows needs the key."""
+REQUEST_ID_HEADER = "x-request-id"
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+access_logger = logging.getLogger("octavo.server.access")
+
+
+class ServerLoad:
+    """How many requests are being answered."""
+
+    def __init__(self) -> None:
+        self.num_requests = 0
+
+
+class Gate:
+    """ASGI middleware. ``api_keys`` and ``allowed_hosts`` empty mean that none is asked for.
+
+    The request's id is the client's (X-Request-Id) or a random one: in ``scope["state"]`` and on every answer.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        api_keys: Sequence[str] = (),
+        allowed_hosts: Sequence[str] = (),
+        root_path: str = "",
+        load: ServerLoad,
+        logs_access: bool = True,
+    ) -> None:
+        self._app = app
+        self._load = load
+        self._keys = [key.encode() for key in api_keys]
+        self._hosts = frozenset(host.lower() for host in allowed_hosts)
+        self._root_path = root_path
+        self._logs_access = logs_access
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        request_id = _request_id(headers)
+        scope.setdefault("state", {})["request_id"] = request_id
+        answer = _Answer(scope, send, request_id, logs=self._logs_access)
+        self._load.num_requests += 1
+        try:
+            app = self._app if (refusal := self._refusal(scope, headers)) is None else refusal
+            await app(scope, receive, answer.send)
+        except Exception as error:
+            if answer.has_ended:  # the error was answered and logged where it was caught
+                return
+            if answer.has_started:
+                raise
+            await error_response(as_api_error(error), scope["path"])(scope, receive, answer.send)
+        finally:
+            self._load.num_requests -= 1
+
+    def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
+        """The answer to who may not come in."""
+        host = _host_name(headers.get("host", ""))
+        if self._hosts and host not in self._hosts:
+            return error_response(ApiError(403, "this host name is not served here."), scope["path"])
+        if self._keys and scope["method"] != "OPTIONS" and not self._is_open(scope) and not self._has_key(headers):
+            missing = ApiError(
+                401,
+                "no valid API key: send one as Authorization: Bearer KEY or x-api-key: KEY.",
+                code="invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
+            )
+            return error_response(missing, scope["path"])
+        return None
+
+    def _is_open(self, scope: Scope) -> bool:
+        path = scope["path"].removeprefix(self._root_path)
+        return path in OPEN_PATHS or path.startswith(OPEN_PREFIXES)
+
+    def _has_key(self, headers: Headers) -> bool:
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        given = [headers.get("x-api-key", ""), bearer.strip() if scheme.lower() == "bearer" else ""]
+        # Every comparison is made, in constant time each: nothing is learnt from how long it takes.
+        found = [hmac.compare_digest(each.encode("latin-1", "replace"), key) for each in given for key in self._keys]
+        return any(found)
+
+
+class _Answer:
+    """Puts the request's id on an answer and notes that it has begun."""
+
+    def __init__(self, scope: Scope, send: Send, request_id: str, *, logs: bool) -> None:
+        self._scope = scope
+        self._send = send
+        self._request_id = request_id
+        self._logs = logs
+        self.has_started = False
+        self.has_ended = False
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.body":
+            self.has_ended = not message.get("more_body", False)
+        elif message["type"] == "http.response.start":
+            self.has_started = True
+            MutableHeaders(raw=message["headers"])[REQUEST_ID_HEADER] = self._request_id
+            if self._logs:
+                self._log(message)
+        await self._send(message)
+
+    def _log(self, message: Message) -> None:
+        scope = self._scope
+        client: Any = scope.get("client") or ("unix", 0)
+        access_logger.info(
+            '%s:%s - "%s %s HTTP/%s" %d', *client[:2], scope["method"], scope["path"], scope["http_version"],
+            message["status"],
+        )  # fmt: skip
+
+
+def _request_id(headers: Headers) -> str:
+    given = headers.get(REQUEST_ID_HEADER, "")
+    return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
+
+
+def _host_name(header: str) -> str:
+    """The host of a Host header, without its port."""
+    name = header.lower()
+    return name.partition("]")[0] + "]" if name.startswith("[") else name.partition(":")[0]

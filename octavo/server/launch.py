@@ -1,0 +1,125 @@
+"""The life of ``octavo serve``: bind, answer "loading", start the engine, serve, end.
+
+The socket is bound before anything slow happens, and a small responder answers on it while this process imports the
+web framework; meanwhile the core process, started first, loads the model.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from octavo.config.flat import EngineArgs
+from octavo.config.server import ServerConfig
+from octavo.server.startup_responder import StartupResponder
+from octavo.words.errors import ConfigError, ListenError
+
+if TYPE_CHECKING:
+    from octavo.frontend.async_llm import AsyncLLM
+
+BACKLOG = 2048
+
+logger = logging.getLogger(__name__)
+StartEngine = Callable[[EngineArgs], "AsyncLLM"]
+
+
+def serve(args: EngineArgs, config: ServerConfig, *, start_engine: StartEngine | None = None) -> int:
+    """Serve until told to stop; the exit code: 0 after a requested stop, 1 when the engine failed.
+
+    Raises ListenError for a port that is taken, ConfigError for keys that cannot be read.
+    """
+    api_keys = read_api_keys(config)
+    listener = bind(config)
+    logger.info("Listening on %s; the model is loading", address_of(listener, config))
+    responder = StartupResponder(listener)
+    starting = _in_thread(start_engine or _start_engine, args)
+    try:
+        from octavo.server.running import run_server
+
+        return run_server(args, config, api_keys, listener, responder, starting)
+    finally:
+        responder.stop()
+        listener.close()
+        if config.uds is not None:
+            Path(config.uds).unlink(missing_ok=True)
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """The listening socket. Raises ListenError where the address cannot be had."""
+    if config.uds is not None:
+        return _bind_unix(config.uds)
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((config.host, config.port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ListenError(
+            f"cannot listen on {config.host} port {config.port}: {error.strerror or error}; choose another --port "
+            "or --host."
+        ) from error
+    return listener
+
+
+def _bind_unix(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(path)
+        os.chmod(path, 0o600)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise ListenError(f"cannot listen on {path}: {error.strerror or error}; choose another --uds.") from error
+    return listener
+
+
+def address_of(listener: socket.socket, config: ServerConfig) -> str:
+    """Where clients find the server."""
+    if config.uds is not None:
+        return f"unix:{config.uds}"
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def read_api_keys(config: ServerConfig) -> list[str]:
+    """Every key that opens the server. Raises ConfigError for a file that cannot be read or holds none."""
+    keys = [key for part in (config.api_key or "").split(",") if (key := part.strip())]
+    if config.api_key is not None and not keys:
+        raise ConfigError("api_key is empty: give a key, or leave the option out to serve without one.")
+    if config.api_key_file is not None:
+        try:
+            lines = Path(config.api_key_file).read_text().splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"api_key_file {config.api_key_file!r} cannot be read: {error}") from error
+        found = [key for line in lines if (key := line.strip())]
+        if not found:
+            raise ConfigError(f"api_key_file {config.api_key_file!r} holds no key.")
+        keys += found
+    return keys
+
+
+def _start_engine(args: EngineArgs) -> AsyncLLM:
+    from octavo.frontend.async_llm import AsyncLLM
+
+    return AsyncLLM.from_engine_args(args)
+
+
+def _in_thread(start_engine: StartEngine, args: EngineArgs) -> Future[AsyncLLM]:
+    started: Future[AsyncLLM] = Future()
+
+    def start() -> None:
+        try:
+            started.set_result(start_engine(args))
+        except BaseException as error:
+            started.set_exception(error)
+
+    threading.Thread(target=start, name="octavo-start", daemon=True).start()
+    return started

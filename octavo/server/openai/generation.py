@@ -1,0 +1,239 @@
+"""What completions and chat completions have in common: fields, sampling parameters, token counts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from octavo.server.api_error import ApiError
+from octavo.tokenizer.tokenizer import Tokenizer
+from octavo.words.outputs import Logprob, RequestMetrics, RequestOutput
+from octavo.words.sampling_params import RequestOutputKind, SamplingParams
+
+MAX_STOPS = 64
+MAX_STOP_CHARACTERS = 1024
+MAX_LIST_ENTRIES = 1024
+MAX_ALLOWED_TOKENS = 1 << 20
+
+
+class StreamOptions(msgspec.Struct, kw_only=True):
+    """``include_usage``: token counts in a chunk of their own at the end; ``continuous_usage_stats``: in each."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationRequest(msgspec.Struct, kw_only=True):
+    """Fields of both kinds of completion. None means the model's default."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+
+    n: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    max_tokens: int | None = None
+    logit_bias: dict[str, float] | None = None
+
+    # Beyond OpenAI's
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    min_tokens: int | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
+    add_special_tokens: bool | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+    request_id: str | None = None
+    request_timeout: float | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_timings: bool | None = None
+    structured_outputs: dict[str, Any] | None = None
+
+
+_AS_THEY_ARE = (
+    "n", "temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "stop", "top_k", "min_p",
+    "repetition_penalty", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "min_tokens",
+    "skip_special_tokens", "spaces_between_special_tokens", "allowed_token_ids", "bad_words", "prompt_logprobs",
+)  # fmt: skip
+
+
+def sampling_params(body: GenerationRequest, defaults: SamplingParams, **own: Any) -> SamplingParams:
+    """The model's defaults with what the request says, and ``own`` on top. Raises RequestError or ApiError."""
+    check_lists(body)
+    given = {name: value for name in _AS_THEY_ARE if (value := getattr(body, name)) is not None}
+    if body.logit_bias is not None:
+        given["logit_bias"] = token_biases(body.logit_bias)
+    kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
+    return defaults.clone(**{**given, "output_kind": kind, **own})
+
+
+def check_lists(body: GenerationRequest) -> None:
+    """Limits on lists that a client writes."""
+    stops = body.stop if isinstance(body.stop, list) else [body.stop or " "]
+    check_stops("stop", stops)
+    for name, most in (("stop_token_ids", MAX_LIST_ENTRIES), ("allowed_token_ids", MAX_ALLOWED_TOKENS)):
+        if len(getattr(body, name) or ()) > most:
+            raise ApiError(400, f"{name} may have at most {most} entries.", param=name)
+    if any(len(word) > MAX_STOP_CHARACTERS for word in body.bad_words or ()):
+        raise ApiError(400, f"bad_words may have at most {MAX_STOP_CHARACTERS} characters each.", param="bad_words")
+    if body.structured_outputs is not None:
+        raise ApiError(400, "structured_outputs is not possible yet.", param="structured_outputs")
+    if body.request_timeout is not None and not 0 < body.request_timeout < 1e9:
+        raise ApiError(400, "request_timeout must be above 0 seconds.", param="request_timeout")
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(400, "stream_options needs stream.", param="stream_options")
+
+
+def check_stops(name: str, stops: Sequence[str]) -> None:
+    """Limits on stop strings."""
+    if len(stops) > MAX_STOPS:
+        raise ApiError(400, f"{name} may have at most {MAX_STOPS} entries.", param=name)
+    if any(len(stop) > MAX_STOP_CHARACTERS for stop in stops):
+        raise ApiError(400, f"{name} may have at most {MAX_STOP_CHARACTERS} characters each.", param=name)
+
+
+def token_biases(given: dict[str, float]) -> dict[int, float]:
+    """Keys of JSON objects are text; those here must be token ids."""
+    if len(given) > MAX_LIST_ENTRIES:
+        raise ApiError(400, f"logit_bias may have at most {MAX_LIST_ENTRIES} entries.", param="logit_bias")
+    for key in given:
+        if not (key.isascii() and key.isdecimal() and len(key) < 12):
+            raise ApiError(400, f"logit_bias has the key {key[:40]!r}, which is no token id.", param="logit_bias")
+    return {int(key): bias for key, bias in given.items()}
+
+
+def truncated(token_ids: list[int], body: GenerationRequest, max_model_len: int) -> list[int]:
+    """The part of a prompt that ``truncate_prompt_tokens`` leaves: its last tokens, or its first ones on request."""
+    most, side = body.truncate_prompt_tokens, body.truncation_side or "left"
+    if side not in ("left", "right"):
+        raise ApiError(400, "truncation_side must be left or right.", param="truncation_side")
+    if most is None:
+        return token_ids
+    if most == -1:
+        most = max_model_len - (body.max_tokens or 1)
+    if most < 1:
+        name = "truncate_prompt_tokens"
+        raise ApiError(400, f"{name} must be at least 1, or -1 for what fits.", param=name)
+    return token_ids[-most:] if side == "left" else token_ids[:most]
+
+
+# Token counts
+
+
+class PromptTokensDetails(msgspec.Struct, kw_only=True):
+    """Prompt tokens that were found in the prefix cache."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, kw_only=True):
+    """Token counts of a request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class UsageCounter:
+    """Adds up the tokens of a request's outputs; ``num_prompts`` of them make up one answer."""
+
+    def __init__(self) -> None:
+        self._prompt: dict[int, int] = {}
+        self._cached: dict[int, int] = {}
+        self._num_completion = 0
+
+    def add(self, output: RequestOutput, prompt_index: int = 0) -> None:
+        """Count an output that brought new tokens (DELTA), or the only one (FINAL_ONLY)."""
+        self._prompt[prompt_index] = len(output.prompt_token_ids)
+        self._cached[prompt_index] = output.num_cached_tokens
+        for choice in output.outputs:
+            self._num_completion += len(choice.token_ids)
+
+    def without_completion(self) -> None:
+        """The tokens that were generated are not shown: the request only scored its prompt."""
+        self._num_completion = 0
+
+    @property
+    def usage(self) -> Usage:
+        """The counts so far."""
+        num_prompt = sum(self._prompt.values())
+        return Usage(
+            prompt_tokens=num_prompt,
+            completion_tokens=self._num_completion,
+            total_tokens=num_prompt + self._num_completion,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(self._cached.values())),
+        )
+
+
+class Timings(msgspec.Struct, kw_only=True):
+    """When things happened, in milliseconds from the arrival of the request; None = not (yet)."""
+
+    scheduled_ms: float | None
+    first_token_ms: float | None
+    finished_ms: float | None
+    num_preemptions: int
+
+    @classmethod
+    def of(cls, metrics: RequestMetrics | None) -> Timings | None:
+        """From what the engine measured."""
+        if metrics is None:
+            return None
+
+        def since_arrival(moment: float | None) -> float | None:
+            return None if moment is None else round(1e3 * (moment - metrics.arrival_time), 3)
+
+        return cls(
+            scheduled_ms=since_arrival(metrics.first_scheduled_time),
+            first_token_ms=since_arrival(metrics.first_token_time),
+            finished_ms=since_arrival(metrics.finished_time),
+            num_preemptions=metrics.num_preemptions,
+        )
+
+
+def merged_metrics(outputs: Iterable[RequestOutput]) -> RequestMetrics | None:
+    """What was measured of the request that ended last."""
+    found = [output.metrics for output in outputs if output.metrics is not None]
+    return max(found, key=lambda metrics: metrics.finished_time or 0.0, default=None)
+
+
+# Log-probabilities
+
+
+class TokenNames:
+    """How tokens are shown: as text, or as ``token_id:ID`` on request."""
+
+    def __init__(self, tokenizer: Tokenizer, *, as_ids: bool) -> None:
+        self._tokenizer = tokenizer
+        self._as_ids = as_ids
+
+    def name(self, token_id: int, logprob: Logprob) -> str:
+        """The token's text in its place (empty for one that leaves a character unfinished)."""
+        return f"token_id:{token_id}" if self._as_ids else logprob.decoded_token or ""
+
+    def prompt_text(self, token_id: int) -> str:
+        """A token of which nothing but its id is known."""
+        return f"token_id:{token_id}" if self._as_ids else self._tokenizer.decode([token_id], skip_special_tokens=False)
+
+    def raw(self, token_id: int) -> list[int]:
+        """The token's bytes."""
+        return list(self._tokenizer.token_bytes(token_id))

@@ -1,0 +1,55 @@
+"""The styles of reasoning by name, and which of them a prompt begins."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.server.output_events import OutputParser, PlainText
+from octavo.server.reasoning_parsers.think import ThinkParser
+from octavo.words.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ReasoningStyle:
+    """Tags around thoughts. ``always_begins_inside``: the model opens them without saying so."""
+
+    name: str
+    begin: str = "<think>"
+    end: str = "</think>"
+    always_begins_inside: bool = False
+
+    def parser(self, prompt_tail: str) -> OutputParser:
+        """The parser for an answer to a prompt that ends with ``prompt_tail``, which may have opened or closed them."""
+        if prompt_tail.rstrip().endswith(self.end):
+            return PlainText()
+        opened = prompt_tail.rstrip().endswith(self.begin)
+        return ThinkParser(begins_inside=opened or self.always_begins_inside, begin=self.begin, end=self.end)
+
+
+REASONING_STYLES = {
+    style.name: style
+    for style in (
+        ReasoningStyle("think"),
+        ReasoningStyle("qwen3"),
+        ReasoningStyle("deepseek_r1", always_begins_inside=True),
+        ReasoningStyle("mistral", "[THINK]", "[/THINK]"),
+    )
+}
+"""harmony is not here: its tool format reads thoughts too."""
+
+
+def reasoning_style(name: str) -> ReasoningStyle:
+    """Raises ConfigError for a name that is not in the table."""
+    if name not in REASONING_STYLES:
+        raise ConfigError(f"reasoning_parser {name!r} is not known; there are {', '.join(REASONING_STYLES)}.")
+    return REASONING_STYLES[name]
+
+
+def style_of_template(chat_template: str | None) -> ReasoningStyle | None:
+    """The style that a model with this chat template has, None where the template does not tell."""
+    if chat_template is None:
+        return None
+    if "<think>" in chat_template or "</think>" in chat_template:
+        # Both write the same tags; a template that drops thoughts by splitting at the end tag alone never saw a begin.
+        return REASONING_STYLES["think" if "<think>" in chat_template else "deepseek_r1"]
+    return REASONING_STYLES["mistral"] if "[THINK]" in chat_template else None

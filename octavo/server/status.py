@@ -1,0 +1,65 @@
+"""Whether the server lives, whether it can serve, and how much it does."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo import __version__
+from octavo.engine.stats import Counter, Metric
+from octavo.server.context import ServerContext
+from octavo.server.engine_state import Phase
+from octavo.server.responses import json_response
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class Status:
+    """The routes that probes and balancers ask."""
+
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+
+    async def live(self, request: Request) -> Response:
+        """200 while the process has a future: also while it loads."""
+        phase = self._context.state.phase
+        return json_response({"status": str(phase)}, 503 if phase is Phase.DEAD else 200)
+
+    async def health(self, request: Request) -> Response:
+        """200 when requests are answered, else 503."""
+        phase = self._context.state.phase
+        answer = json_response({"status": str(phase)}, 200 if phase is Phase.READY else 503)
+        if phase is not Phase.READY:
+            answer.headers["retry-after"] = "1"
+        return answer
+
+    async def version(self, request: Request) -> Response:
+        """The version of Octavo."""
+        return json_response({"version": __version__})
+
+    async def load(self, request: Request) -> Response:
+        """HTTP requests that are being answered, this one left out."""
+        return json_response({"server_load": self._context.load.num_requests - 1})
+
+    async def metrics(self, request: Request) -> Response:
+        """Counters and gauges for Prometheus."""
+        names = {"model_name": self._context.model_names[0], "engine": "0"}
+        return Response(prometheus_text(await self._context.llm.get_metrics(), names), media_type=METRICS_TYPE)
+
+
+def prometheus_text(metrics: list[Metric], labels: dict[str, str]) -> str:
+    """Metrics in Prometheus' text format, each with ``labels``."""
+    lines: list[str] = []
+    for metric in metrics:
+        is_counter = isinstance(metric, Counter)
+        name = metric.name + ("_total" if is_counter else "")
+        header = f"# TYPE {name} {'counter' if is_counter else 'gauge'}"
+        if header not in lines:
+            lines.append(header)
+        shown = ",".join(f'{key}="{_escaped(value)}"' for key, value in {**labels, **metric.labels}.items())
+        lines.append(f"{name}{{{shown}}} {metric.value}")
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

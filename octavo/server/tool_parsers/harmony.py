@@ -1,0 +1,87 @@
+"""The channels of gpt-oss: thoughts, calls and the answer as messages between special tokens.
+
+``<|channel|>analysis<|message|>thoughts<|end|><|start|>assistant<|channel|>commentary to=functions.NAME
+<|constrain|>json<|message|>{...}<|call|>``, and ``<|channel|>final<|message|>answer<|return|>``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from octavo.server.output_events import (
+    CallArguments,
+    CallBegins,
+    Content,
+    Event,
+    OutputParser,
+    Reasoning,
+)
+from octavo.server.tool_parsers.bare_json import BareJsonParser
+from octavo.server.tool_parsers.scanning import MarkerFinder
+from octavo.server.tool_parsers.tool_format import Tool, bare_calls
+
+CHANNEL, MESSAGE, START = "<|channel|>", "<|message|>", "<|start|>"
+ENDS = ("<|end|>", "<|call|>", "<|return|>", START, CHANNEL)
+RECIPIENT = "to=functions."
+MAX_HEADER = 512
+"""Characters of a header that are looked at."""
+
+
+class Harmony:
+    name = "harmony"
+    template_marks = (CHANNEL, MESSAGE)
+    needs_special_tokens = True
+
+    def parser(self, *, forced: bool = False) -> OutputParser:
+        return BareJsonParser() if forced else HarmonyParser()
+
+    def grammar(self, tools: Sequence[Tool], *, several: bool) -> str:
+        return bare_calls(tools, several=several)
+
+
+class HarmonyParser:
+    """Headers say where the text of the message behind them belongs; text without a header is content."""
+
+    def __init__(self) -> None:
+        self._body = MarkerFinder([*ENDS, MESSAGE])
+        self._header = MarkerFinder([MESSAGE])
+        self._in_header = False
+        self._header_text = ""
+        self._kind: type[Reasoning] | type[Content] | type[CallArguments] = Content
+
+    def feed(self, text: str) -> list[Event]:
+        events: list[Event] = []
+        while text:
+            text = self._take_header(text, events) if self._in_header else self._take_body(text, events)
+        return events
+
+    def end(self) -> list[Event]:
+        left = self._body.end()
+        return [self._kind(left)] if left and not self._in_header else []
+
+    def _take_body(self, text: str, events: list[Event]) -> str:
+        body, marker, text = self._body.feed(text)
+        if body:
+            events.append(self._kind(body))
+        if marker in (START, CHANNEL):
+            self._in_header, self._header_text = True, ""
+        elif marker is not None and marker != MESSAGE:
+            self._kind = Content
+        return text
+
+    def _take_header(self, text: str, events: list[Event]) -> str:
+        before, marker, text = self._header.feed(text)
+        self._header_text = (self._header_text + before)[:MAX_HEADER]
+        if marker is not None:
+            self._in_header = False
+            self._begin_message(events)
+        return text
+
+    def _begin_message(self, events: list[Event]) -> None:
+        header = self._header_text
+        if RECIPIENT in header:
+            name = header.partition(RECIPIENT)[2].split("<|")[0].split()[0:1]
+            events.append(CallBegins(name[0] if name else ""))
+            self._kind = CallArguments
+        else:
+            self._kind = Reasoning if "analysis" in header else Content

@@ -1,0 +1,66 @@
+"""What shape an answer must have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from octavo.words.errors import RequestError
+
+KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+
+
+class StructuredOutputParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One constraint on the text of an answer; exactly one of the first six is given.
+
+    ``json``: a JSON schema, as an object or its text. ``regex``: the whole text matches. ``choice``: the text is one of
+    these. ``grammar``: Lark (or GBNF) rules with a rule ``start`` (``root``). ``json_object``: any JSON object.
+    ``structural_tag``: tags in free text with a schema inside each, as an object or its text.
+
+    Between the parts of JSON stands what ``whitespace_pattern`` (a regex) says, a few spaces and line breaks unless
+    given; nothing under ``disable_any_whitespace``. ``disable_additional_properties`` closes every object whose schema
+    does not say otherwise. Raises RequestError naming the field.
+    """
+
+    json: dict[str, Any] | bool | str | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    structural_tag: dict[str, Any] | str | None = None
+    whitespace_pattern: str | None = None
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+
+    def __post_init__(self) -> None:
+        given = [name for name in KINDS if getattr(self, name) not in (None, False) or self._says_false(name)]
+        if len(given) != 1:
+            raise RequestError(
+                f"structured_outputs takes exactly one of {', '.join(KINDS)}; got {' and '.join(given) or 'none'}.",
+                param="structured_outputs",
+            )
+        for name in ("regex", "grammar", "whitespace_pattern"):
+            _require_text(name, getattr(self, name))
+        if self.choice is not None:
+            self._check_choice(self.choice)
+
+    @property
+    def kind(self) -> str:
+        """The name of the constraint that was given."""
+        return next(name for name in KINDS if getattr(self, name) not in (None, False) or self._says_false(name))
+
+    def _says_false(self, name: str) -> bool:
+        """False is a JSON schema, one that nothing meets."""
+        return name == "json" and self.json is False
+
+    def _check_choice(self, choice: object) -> None:
+        if not isinstance(choice, list) or not choice:
+            raise RequestError("structured_outputs.choice must be a list of at least one text.", param="choice")
+        for text in choice:
+            _require_text("choice", text)
+
+
+def _require_text(name: str, value: object) -> None:
+    if value is not None and (not isinstance(value, str) or not value):
+        raise RequestError(f"structured_outputs.{name} must be non-empty text.", param=name)

@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from octavo.control.structured_output.backends.llguidance import (
+    MAX_GRAMMAR_BYTES,
+    LLGuidanceBackend,
+    LLGuidanceGrammar,
+    check_grammar,
+)
+from octavo.words.errors import RequestError
+from octavo.words.structured_outputs import StructuredOutputParams
+
+EOS = 256
+NESTED: dict[str, Any] = {"type": "string"}
+for _ in range(70):
+    NESTED = {"type": "object", "properties": {"a": NESTED}}
+
+
+class Bytes:
+    """A vocabulary of single bytes, an end, and two ids of text more: 'ab' and '"a'."""
+
+    num_text_tokens = 259
+    special_ids = frozenset({EOS})
+    _tokens = [*(bytes([value]) for value in range(256)), b"<eos>", b"ab", b'"a']
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self._tokens[token_id]
+
+    def encode(self, text: str, add_special_tokens: bool = True, allow_special: bool = True) -> list[int]:
+        return list(text.encode())
+
+
+@pytest.fixture(scope="module")
+def backend() -> LLGuidanceBackend:
+    return LLGuidanceBackend(Bytes(), [EOS])
+
+
+def allowed(grammar: LLGuidanceGrammar, backend: LLGuidanceBackend) -> set[int]:
+    rows = np.zeros((1, backend.num_mask_words), dtype=np.int32)
+    grammar.fill(rows, [])
+    return set(np.flatnonzero(np.unpackbits(rows.view(np.uint8), bitorder="little")).tolist())
+
+
+def accepts(backend: LLGuidanceBackend, text: str, **params: Any) -> bool:
+    """Whether the whole text is one that the constraint lets end."""
+    grammar = backend.compile(StructuredOutputParams(**params))
+    return grammar.accept(list(text.encode())) and (grammar.is_complete or EOS in allowed(grammar, backend))
+
+
+def test_a_mask_has_the_bits_of_what_may_come(backend: LLGuidanceBackend) -> None:
+    grammar = backend.compile(StructuredOutputParams(regex="a?b"))
+    assert allowed(grammar, backend) == {ord("a"), ord("b"), 257}
+    assert grammar.accept([ord("a")])
+    assert allowed(grammar, backend) == {ord("b")}
+    assert not grammar.is_complete
+    assert grammar.accept([ord("b")])
+    assert grammar.is_complete and grammar.error is None
+
+
+def test_a_token_that_is_not_allowed_is_an_error(backend: LLGuidanceBackend) -> None:
+    grammar = backend.compile(StructuredOutputParams(choice=["yes", "no"]))
+    assert not grammar.accept([ord("x")])
+    assert grammar.error is not None
+
+
+def test_a_copy_goes_its_own_way(backend: LLGuidanceBackend) -> None:
+    grammar = backend.compile(StructuredOutputParams(choice=["ab", "cd"]))
+    other = grammar.copy()
+    assert grammar.accept([ord("a")]) and other.accept([ord("c")])
+    assert (allowed(grammar, backend), allowed(other, backend)) == ({ord("b")}, {ord("d")})
+
+
+def test_drafts_get_a_row_each_up_to_the_first_that_is_not_allowed(backend: LLGuidanceBackend) -> None:
+    grammar = backend.compile(StructuredOutputParams(choice=["abcd"]))
+    rows = np.zeros((4, backend.num_mask_words), dtype=np.int32)
+    grammar.fill(rows, [ord("a"), ord("x"), ord("c")])
+    bits = np.unpackbits(rows.view(np.uint8), axis=1, bitorder="little")[:, :259]
+    assert [set(np.flatnonzero(row).tolist()) for row in bits[:2]] == [{ord("a")}, {ord("b")}]
+    assert bits[2:].all()
+    assert allowed(grammar, backend) == {ord("a")}, "the drafts are taken back"
+
+
+def test_so13_choices_may_be_of_any_script_and_begin_alike(backend: LLGuidanceBackend) -> None:
+    for text in ("🐈", "犬"):
+        assert accepts(backend, text, choice=["🐈", "犬"])
+    assert accepts(backend, "a", choice=["a", "ab"]) and accepts(backend, "ab", choice=["a", "ab"])
+    assert not accepts(backend, "abc", choice=["a", "ab"])
+    assert accepts(backend, 'say "\\n"', choice=['say "\\n"'])
+
+
+@pytest.mark.parametrize(
+    ("regex", "good", "bad"),
+    [(r"\d{3}-\d{4}", "555-1234", "555-12345"), (r"^a+$", "aaa", "ab"), (r"(yes|no)!", "no!", "no")],
+)
+def test_a_regex_is_matched_from_end_to_end(backend: LLGuidanceBackend, regex: str, good: str, bad: str) -> None:
+    assert accepts(backend, good, regex=regex)
+    assert not accepts(backend, bad, regex=regex)
+
+
+def test_grammars_are_lark_or_gbnf(backend: LLGuidanceBackend) -> None:
+    assert accepts(backend, "1+2", grammar='start: NUM ("+" NUM)*\nNUM: /[0-9]+/')
+    assert accepts(backend, "1+2", grammar='root ::= num ("+" num)*\nnum ::= [0-9]+')
+    assert not accepts(backend, "1+", grammar='root ::= num ("+" num)*\nnum ::= [0-9]+')
+
+
+def test_a_structural_tag_binds_inside_its_tags_only(backend: LLGuidanceBackend) -> None:
+    tag = {
+        "structures": [{"begin": "<f>", "schema": {"type": "object"}, "end": "</f>"}],
+        "triggers": ["<f>"],
+    }
+    assert accepts(backend, "free text", structural_tag=tag)
+    assert accepts(backend, 'so <f>{"a":1}</f>', structural_tag=tag)
+    assert not accepts(backend, "so <f>nothing</f>", structural_tag=tag)
+
+
+def test_any_json_object(backend: LLGuidanceBackend) -> None:
+    assert accepts(backend, '{"a": [1, {"b": null}]}', json_object=True)
+    assert not accepts(backend, "[1]", json_object=True)
+
+
+def test_so05_whitespace_is_bounded(backend: LLGuidanceBackend) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    assert accepts(backend, '{\n  "a": 1\n}', json=schema)
+    assert not accepts(backend, '{          "a": 1}', json=schema)
+    assert not accepts(backend, '{ "a": 1}', json=schema, disable_any_whitespace=True)
+    assert accepts(backend, '{"a":1}', json=json.dumps(schema), disable_any_whitespace=True)
+    assert not accepts(backend, '{\t"a": 1}', json=schema, whitespace_pattern=" ?")
+
+
+def test_additional_properties_can_be_closed(backend: LLGuidanceBackend) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    assert accepts(backend, '{"a":1,"b":2}', json=schema)
+    assert not accepts(backend, '{"a":1,"b":2}', json=schema, disable_additional_properties=True)
+
+
+@pytest.mark.parametrize(
+    ("params", "named"),
+    [
+        ({"json": {"type": "array", "items": 5}}, "object or boolean"),
+        ({"json": {"type": "bogus"}}, "bogus"),
+        ({"json": {"type": "object", "properties": []}}, "properties"),
+        ({"json": {"$ref": "#/nope"}}, "/nope"),
+        ({"json": "7"}, "object schema"),
+        ({"json": "{"}, "line 1"),
+        ({"json": {"not": {}}}, "not"),
+        ({"json": NESTED}, "nested"),
+        ({"json": {"enum": ["x" * MAX_GRAMMAR_BYTES]}}, "bytes long"),
+        ({"regex": "((("}, "unclosed"),
+        ({"regex": r"a(?=b)"}, "look"),
+        ({"grammar": "no rules here"}, "grammar"),
+        ({"structural_tag": {"structures": []}}, "triggers"),
+    ],
+)
+def test_so03_what_cannot_be_met_is_refused_with_its_reason(params: dict[str, Any], named: str) -> None:
+    with pytest.raises(RequestError, match=r"structured_outputs\.") as caught:
+        check_grammar(StructuredOutputParams(**params))
+    assert named in str(caught.value)
+    assert caught.value.param == "structured_outputs"
+
+
+@pytest.mark.timeout(20)
+def test_so08_huge_bounds_are_compiled_or_refused_at_once(backend: LLGuidanceBackend) -> None:
+    deep: dict[str, Any] = {"type": "string", "maxLength": 10**6}
+    for _ in range(12):
+        deep = {"type": "object", "properties": {"a": deep, "b": {"type": "array", "maxItems": 10**6}}}
+    for params in ({"json": deep}, {"regex": "(" * 30 + "a" + "{1,1000})" * 30}, {"regex": ".*" * 300}):
+        try:
+            grammar = backend.compile(StructuredOutputParams(**params))
+        except RequestError:
+            continue
+        assert allowed(grammar, backend) or grammar.error is not None
+
+
+def test_exactly_one_constraint_is_taken() -> None:
+    for params in ({}, {"json": {}, "regex": "a"}, {"json_object": False}):
+        with pytest.raises(RequestError, match="exactly one"):
+            StructuredOutputParams(**params)
+
+
+@pytest.mark.parametrize("params", [{"choice": []}, {"choice": [1]}, {"choice": [""]}, {"regex": ""}, {"grammar": 3}])
+def test_a_wrong_value_names_its_field(params: dict[str, Any]) -> None:
+    with pytest.raises(RequestError) as caught:
+        StructuredOutputParams(**params)
+    assert caught.value.param == next(iter(params))

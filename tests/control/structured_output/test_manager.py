@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from octavo.control.request import Request
+from octavo.control.structured_output.grammar import MaskRows
+from octavo.control.structured_output.manager import (
+    MAX_CACHED_GRAMMARS,
+    NoStructuredOutput,
+    StructuredOutputManager,
+)
+from octavo.words.errors import RequestError, UnsupportedError
+from octavo.words.messages import SchedulerOutput
+from octavo.words.sampling_params import SamplingParams
+from octavo.words.structured_outputs import StructuredOutputParams
+from tests.fakes import make_message
+
+
+class FixedText:
+    """Allows one text, token by token."""
+
+    def __init__(self, text: Sequence[int], taken: int = 0) -> None:
+        self.text, self.taken = list(text), taken
+        self.error: str | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        return self.taken == len(self.text)
+
+    def accept(self, token_ids: Sequence[int]) -> bool:
+        for token_id in token_ids:
+            if self.is_complete or token_id != self.text[self.taken]:
+                self.error = "not the text"
+                return False
+            self.taken += 1
+        return True
+
+    def fill(self, rows: MaskRows, draft_token_ids: Sequence[int]) -> None:
+        for index in range(len(rows)):
+            rows[index] = 0
+            if self.taken + index < len(self.text):
+                rows[index, 0] = 1 << self.text[self.taken + index]
+
+    def copy(self) -> FixedText:
+        return FixedText(self.text, self.taken)
+
+
+class FixedTexts:
+    """``choice`` [text of digits] -> that text; ``refuse`` is refused; compiling waits for ``may_compile``."""
+
+    num_mask_words = 1
+
+    def __init__(self) -> None:
+        self.may_compile = threading.Event()
+        self.may_compile.set()
+        self.num_compiled = 0
+
+    def compile(self, params: StructuredOutputParams) -> FixedText:
+        assert self.may_compile.wait(10)
+        self.num_compiled += 1
+        text = (params.choice or [""])[0]
+        if text == "refuse":
+            raise RequestError("refused", param="choice")
+        return FixedText([int(digit) for digit in text])
+
+
+def make_request(name: str, text: str | None, outputs: Sequence[int] = ()) -> Request:
+    message = make_message(name, [1, 2], output_token_ids=list(outputs))
+    if text is not None:
+        message.sampling.params.structured_outputs = StructuredOutputParams(choice=[text])
+    return Request(message)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end, "it never came true"
+        time.sleep(0.001)
+
+
+@pytest.fixture
+def backend() -> FixedTexts:
+    return FixedTexts()
+
+
+@pytest.fixture
+def manager(backend: FixedTexts) -> StructuredOutputManager:
+    return StructuredOutputManager(lambda: backend)
+
+
+def begin(manager: StructuredOutputManager, request: Request) -> Request:
+    manager.begin(request)
+    wait_for(lambda: not manager.holds(request))
+    return request
+
+
+def test_a_request_waits_while_its_grammar_is_made(backend: FixedTexts, manager: StructuredOutputManager) -> None:
+    backend.may_compile.clear()
+    request = make_request("a", "34")
+    manager.begin(request)
+    assert manager.holds(request)
+    backend.may_compile.set()
+    wait_for(lambda: not manager.holds(request))
+    assert request.constraint is not None
+
+
+def test_an_unconstrained_request_neither_waits_nor_makes_a_backend() -> None:
+    def fail() -> FixedTexts:
+        raise AssertionError("nobody asked for a grammar")
+
+    manager = StructuredOutputManager(fail)
+    request = make_request("a", None)
+    manager.begin(request)
+    assert not manager.holds(request)
+    assert manager.begin_masks(SchedulerOutput(step_id=1, num_scheduled_tokens={"a": 2}), {"a": request}) is None
+
+
+def test_a_grammar_that_cannot_be_made_fails_its_request_alone(manager: StructuredOutputManager) -> None:
+    good, bad = make_request("good", "3"), make_request("bad", "refuse")
+    for request in (bad, good):
+        manager.begin(request)
+    wait_for(lambda: not manager.holds(good))
+    wait_for(lambda: manager.holds(bad) and bool(manager._failed))
+    assert manager.take_failed() == {"bad": "refused"}
+
+
+def test_equal_grammars_are_made_once_and_the_oldest_are_forgotten(
+    backend: FixedTexts, manager: StructuredOutputManager
+) -> None:
+    for number in range(MAX_CACHED_GRAMMARS + 1):
+        begin(manager, make_request(f"r{number}", f"{number}"))
+    begin(manager, make_request("again", f"{MAX_CACHED_GRAMMARS}"))
+    assert backend.num_compiled == MAX_CACHED_GRAMMARS + 1
+    begin(manager, make_request("first again", "0"))
+    assert backend.num_compiled == MAX_CACHED_GRAMMARS + 2
+    assert len(manager._cache) == MAX_CACHED_GRAMMARS
+
+
+def test_masks_are_for_constrained_requests_that_end_their_step_with_a_token(manager: StructuredOutputManager) -> None:
+    requests = {name: make_request(name, text) for name, text in (("a", "34"), ("b", None), ("c", "5"))}
+    for request in requests.values():
+        begin(manager, request)
+    requests["a"].num_computed_tokens = requests["b"].num_computed_tokens = 2
+    requests["c"].num_computed_tokens = 1  # its prompt is not through
+    step = SchedulerOutput(step_id=1, num_scheduled_tokens={"a": 2, "b": 2, "c": 1})
+    coming = manager.begin_masks(step, requests)
+    assert coming is not None
+    masks = coming.result(10)
+    assert masks.rows == {"a": (0, 1)}
+    assert np.frombuffer(masks.bitmask, dtype=np.int32).tolist() == [1 << 3]
+    assert manager.num_masks == 1
+
+
+def test_each_draft_has_a_row_more(manager: StructuredOutputManager) -> None:
+    request = begin(manager, make_request("a", "345"))
+    request.num_computed_tokens = 4
+    step = SchedulerOutput(step_id=1, num_scheduled_tokens={"a": 3}, draft_token_ids={"a": [3, 4]})
+    coming = manager.begin_masks(step, {"a": request})
+    assert coming is not None
+    assert coming.result(10).rows == {"a": (0, 3)}
+
+
+def test_a_request_that_comes_back_goes_on_where_it_was(manager: StructuredOutputManager) -> None:
+    request = begin(manager, make_request("a", "345", outputs=[3, 4]))
+    assert request.constraint is not None
+    assert request.constraint.take(5), "the text is complete"
+
+
+def test_a_grammar_can_begin_after_reasoning(manager: StructuredOutputManager) -> None:
+    message = make_message("a", [1, 2])
+    message.sampling.params.structured_outputs = StructuredOutputParams(choice=["34"])
+    message.sampling = type(message.sampling)(
+        params=message.sampling.params, seed=0, max_tokens=9, num_text_tokens=32, reasoning_end_ids=(7, 8)
+    )
+    request = begin(manager, Request(message))
+    assert request.constraint is not None
+    request.num_computed_tokens = 2
+    step = SchedulerOutput(step_id=1, num_scheduled_tokens={"a": 2})
+    for token_id in (3, 7, 7, 8):
+        assert manager.begin_masks(step, {"a": request}) is None
+        assert not request.constraint.take(token_id)
+    assert manager.begin_masks(step, {"a": request}) is not None
+
+
+def test_an_engine_without_a_vocabulary_refuses() -> None:
+    with pytest.raises(UnsupportedError, match="tokenizer"):
+        NoStructuredOutput().begin(make_request("a", "3"))
+    NoStructuredOutput().begin(make_request("a", None))
+
+
+def test_structured_outputs_must_be_of_their_type() -> None:
+    with pytest.raises(RequestError, match="structured_outputs"):
+        SamplingParams(structured_outputs={"regex": "a"})  # type: ignore[arg-type]

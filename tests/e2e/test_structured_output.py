@@ -1,0 +1,128 @@
+"""Constrained answers of a whole engine: each has its shape, and nobody else notices."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo import LLM, CompletionOutput, SamplingParams, StructuredOutputParams
+from octavo.words.errors import RequestError
+
+DIGIT = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["a"]}
+CLOSED_DIGIT = {**DIGIT, "additionalProperties": False}
+
+
+@pytest.fixture(scope="module")
+def counting(succ: Path) -> Iterator[LLM]:
+    """The model that counts through the bytes: hot enough, it says anything."""
+    with LLM(str(succ), block_size=16, num_gpu_blocks_override=200) as llm:
+        yield llm
+
+
+def answer(llm: LLM, prompt: str = "A", shape: dict[str, Any] | None = None, **params: Any) -> CompletionOutput:
+    wanted = None if shape is None else StructuredOutputParams(**shape)
+    sampling = SamplingParams(**{"temperature": 2.0, "seed": 1, "max_tokens": 64, **params}, structured_outputs=wanted)
+    return llm.generate(prompt, sampling, use_tqdm=False)[0].outputs[0]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_so05_a_weak_model_ends_its_json(counting: LLM, seed: int) -> None:
+    choice = answer(counting, shape={"json": CLOSED_DIGIT}, seed=seed)
+    assert choice.finish_reason == "stop"
+    assert json.loads(choice.text)["a"] in range(10)
+    assert not re.search(r"\s{9}", choice.text)
+
+
+def test_so13_a_choice_is_one_of_the_list(counting: LLM) -> None:
+    for shape in (["🐈", "犬"], ["a", "ab"]):
+        choice = answer(counting, shape={"choice": shape})
+        assert choice.text in shape and choice.finish_reason == "stop"
+
+
+def test_so15_what_max_tokens_cuts_off_says_length(counting: LLM) -> None:
+    choice = answer(counting, shape={"json": CLOSED_DIGIT}, max_tokens=3)
+    assert (choice.finish_reason, len(choice.token_ids)) == ("length", 3)
+
+
+def test_a_grammar_that_can_only_end_ends_the_request_whatever_min_tokens_says(counting: LLM) -> None:
+    choice = answer(counting, shape={"regex": "[xy]{3}"}, min_tokens=20, ignore_eos=True)
+    assert re.fullmatch("[xy]{3}", choice.text) and len(choice.token_ids) == 3
+    assert choice.finish_reason == "stop" and choice.stop_reason is None
+
+
+def test_so12_many_different_schemas_leave_a_bounded_cache(counting: LLM) -> None:
+    shapes = [StructuredOutputParams(regex=f"x{number}") for number in range(100)]
+    params = [SamplingParams(max_tokens=8, structured_outputs=shape) for shape in shapes]
+    outputs = counting.generate(["A"] * len(params), params, use_tqdm=False)
+    assert [output.outputs[0].text for output in outputs] == [f"x{number}" for number in range(100)]
+
+
+def test_different_constraints_and_none_share_a_batch_and_logprobs_stay_the_models(counting: LLM) -> None:
+    shapes: list[dict[str, Any] | None] = [
+        {"json": CLOSED_DIGIT},
+        None,
+        {"regex": "[0-9]{4}"},
+        {"choice": ["yes"]},
+        None,
+    ]
+    alone = [answer(counting, "A", shape, logprobs=2) for shape in shapes]
+    params = [
+        SamplingParams(
+            temperature=2.0,
+            seed=1,
+            max_tokens=64,
+            logprobs=2,
+            structured_outputs=None if shape is None else StructuredOutputParams(**shape),
+        )
+        for shape in shapes
+    ]
+    together = [output.outputs[0] for output in counting.generate(["A"] * 5, params, use_tqdm=False)]
+    for one, other in zip(alone, together, strict=True):
+        assert (one.text, list(one.token_ids), one.logprobs) == (other.text, list(other.token_ids), other.logprobs)
+    assert together[1].token_ids == together[4].token_ids, "an unconstrained neighbour is as without them"
+    assert re.fullmatch("[0-9]{4}", together[2].text) and together[3].text == "yes"
+    first = together[3].logprobs
+    assert first is not None and first[0][ord("y")].rank > 1, "the model did not want to say yes"
+
+
+def test_choices_of_one_request_keep_the_shape_each(counting: LLM) -> None:
+    params = SamplingParams(
+        n=3, seed=5, temperature=2.0, max_tokens=16, structured_outputs=StructuredOutputParams(regex="[a-z]{5}")
+    )
+    texts = [choice.text for choice in counting.generate("A", params, use_tqdm=False)[0].outputs]
+    assert all(re.fullmatch("[a-z]{5}", text) for text in texts) and len(set(texts)) == 3
+
+
+@pytest.mark.parametrize("shape", [{"json": {"type": "bogus"}}, {"regex": "((("}, {"json": "{"}])
+def test_so03_a_malformed_constraint_is_refused_and_harms_nobody(counting: LLM, shape: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match="structured_outputs"):
+        answer(counting, shape=shape)
+    assert list(answer(counting, temperature=0.0, max_tokens=4).token_ids) == [66, 67, 68, 69]
+
+
+@pytest.mark.slow
+def test_preemption_and_a_process_of_its_own_change_nothing(succ: Path) -> None:
+    params = [
+        SamplingParams(
+            temperature=2.0, seed=seed, max_tokens=40, structured_outputs=StructuredOutputParams(regex="[a-z ]{40}")
+        )
+        for seed in range(8)
+    ]
+    prompts = [chr(65 + index) * 30 for index in range(8)]
+
+    def texts(**options: Any) -> tuple[list[str], float]:
+        with LLM(str(succ), block_size=16, **options) as llm:
+            found = [output.outputs[0].text for output in llm.generate(prompts, params, use_tqdm=False)]
+            return found, sum(each.value for each in llm.get_metrics() if each.name == "vllm:num_preemptions")
+
+    plain, _ = texts(num_gpu_blocks_override=200)
+    preempted, num_preemptions = texts(num_gpu_blocks_override=14, max_model_len=96)
+    elsewhere, _ = texts(num_gpu_blocks_override=200, multiprocess=True)
+    assert num_preemptions > 0
+    assert all(re.fullmatch("[a-z ]{40}", text) for text in plain)
+    assert plain == preempted == elsewhere

@@ -1,0 +1,101 @@
+"""A real server process on the model that counts, for every test of this folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+START_TIMEOUT_S = 120
+MODEL = "succ"
+OPTIONS = ("--max-model-len", "1024", "--kv-cache-memory-bytes", "16MiB", "--served-model-name", MODEL)
+
+
+class RunningServer:
+    """One ``octavo serve`` process; ``url`` is known as soon as it listens."""
+
+    def __init__(self, model: Path | str, log: Path, *options: str) -> None:
+        command = [sys.executable, "-m", "octavo.cli.main", "serve", str(model), "--port", "0", *OPTIONS, *options]
+        self.log = log
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+        self.url = self._find_url()
+        self.client = httpx.Client(base_url=self.url, timeout=60)
+
+    def _find_url(self) -> str:
+        while self.process.poll() is None:
+            if found := re.search(r"Listening on (http://\S+);", self.log.read_text()):
+                return found[1]
+            time.sleep(0.01)
+        raise RuntimeError(f"the server ended: {self.log.read_text()}")
+
+    def wait_until_ready(self) -> None:
+        """Return when /health says so."""
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline and self.process.poll() is None:
+            with contextlib.suppress(httpx.TransportError):
+                if self.client.get("/health").status_code == 200:
+                    return
+            time.sleep(0.05)
+        raise RuntimeError(f"the server did not start: {self.log.read_text()}")
+
+    def complete(self, prompt: Any = "A", **fields: Any) -> httpx.Response:
+        """A completion, greedy unless it is said otherwise."""
+        return self.client.post("/v1/completions", json={"prompt": prompt, "temperature": 0, **fields})
+
+    def is_alive(self) -> bool:
+        """Whether it is healthy and still counts."""
+        healthy = self.client.get("/health", timeout=10).status_code == 200
+        return healthy and self.complete("A", max_tokens=4).json()["choices"][0]["text"] == "BCDE"
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric's values on /metrics."""
+        values = re.findall(rf"^{re.escape(name)}{{.*}} (\S+)$", self.client.get("/metrics").text, re.MULTILINE)
+        assert values, name
+        return sum(map(float, values))
+
+    def is_idle(self) -> bool:
+        """Whether nothing runs, waits or holds blocks."""
+        names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
+        return all(self.metric(name) == 0 for name in names)
+
+    def becomes_idle(self, seconds: float = 10.0) -> bool:
+        """Whether that comes true within some seconds."""
+        deadline = time.monotonic() + seconds
+        while not self.is_idle():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+        return True
+
+    def stop(self, timeout_s: float = 20.0) -> int:
+        """End it as a user would; its exit code."""
+        self.client.close()
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(timeout_s)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="session")
+def server(succ: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A ready server. Tests leave it as they found it."""
+    server = RunningServer(succ, tmp_path_factory.mktemp("server") / "log", "--disable-access-log")
+    try:
+        server.wait_until_ready()
+        yield server
+    finally:
+        server.stop()

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from octavo.server.output_events import Chain, ParsedOutput, parse
+from octavo.server.reasoning_parsers.table import REASONING_STYLES, reasoning_style, style_of_template
+from octavo.server.tool_parsers.table import tool_format
+from octavo.words.errors import ConfigError
+
+
+def read(text: str, style: str = "think", prompt: str = "") -> tuple[str | None, str | None]:
+    """(reasoning, content), which is the same for every cut in two and for single characters."""
+    whole = parse(reasoning_style(style).parser(prompt), text)
+    for cuts in [*([cut] for cut in range(len(text) + 1)), list(range(1, len(text)))]:
+        parser, output = reasoning_style(style).parser(prompt), ParsedOutput()
+        for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
+            output.add(parser.feed(text[start:end]))
+        output.add(parser.end())
+        assert output == whole, f"cut at {cuts}"
+    return whole.reasoning, whole.content
+
+
+def test_tc11_thoughts_that_the_template_opened() -> None:
+    prompt = "<|im_start|>assistant\n<think>\n"
+    assert read("x</think>y", prompt=prompt) == ("x", "y")
+    assert read("<think>x</think>y", prompt=prompt) == ("x", "y")
+    assert read("x", prompt=prompt) == ("x", None)
+
+
+def test_tc11_thoughts_that_the_template_closed() -> None:
+    assert read("y < z </think>", prompt="<think>\n\n</think>\n\n") == (None, "y < z </think>")
+
+
+def test_thoughts_that_the_model_opens() -> None:
+    assert read("<think>\nx\n</think>\n\ny") == ("x", "y")
+    assert read("y") == (None, "y")
+    assert read("<think>x") == ("x", None)
+    assert read("") == (None, None)
+
+
+def test_deepseek_thinks_without_saying_so() -> None:
+    assert read("x</think>y", "deepseek_r1") == ("x", "y")
+    assert read("x", "deepseek_r1") == ("x", None)
+
+
+def test_a_style_has_its_own_tags() -> None:
+    assert read("[THINK]x[/THINK]y", "mistral") == ("x", "y")
+
+
+def test_text_behind_the_thoughts_is_content_whatever_it_says() -> None:
+    assert read("<think>x</think>a <think> b </think> c") == ("x", "a <think> b </think> c")
+
+
+def test_angle_brackets_in_thoughts_stay() -> None:
+    assert read("<think>if a < b: </thin</think>y") == ("if a < b: </thin", "y")
+
+
+@pytest.mark.parametrize("style", REASONING_STYLES)
+def test_random_text_is_never_lost(style: str) -> None:
+    random_numbers = random.Random(3)
+    kind = reasoning_style(style)
+    for _ in range(50):
+        text = "".join(random_numbers.choice(["a", " ", "<", kind.begin, kind.end, "th"]) for _ in range(20))
+        reasoning, content = read(text, style)
+        said = (reasoning or "") + (content or "")
+        assert said.count("a") == text.count("a")
+
+
+def test_tools_are_read_behind_the_thoughts() -> None:
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    parser = Chain(reasoning_style("think").parser(""), tool_format("hermes").parser())
+    output = parse(parser, f"<think>use {call}?</think>{call}")
+    assert output.reasoning == f"use {call}?"
+    assert [(each.name, each.arguments) for each in output.calls] == [("f", "{}")]
+
+
+def test_the_chat_template_tells_the_style() -> None:
+    assert style_of_template("{% if '<think>' in x %}</think>") == REASONING_STYLES["think"]
+    assert style_of_template("content.split('</think>')") == REASONING_STYLES["deepseek_r1"]
+    assert style_of_template("{{ messages }}") is None and style_of_template(None) is None
+
+
+def test_an_unknown_style_is_refused_with_the_list() -> None:
+    with pytest.raises(ConfigError, match="deepseek_r1"):
+        reasoning_style("nope")

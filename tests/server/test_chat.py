@@ -1,0 +1,140 @@
+"""/v1/chat/completions on the model that counts, whose template joins the contents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from octavo.frontend.llm import LLM
+from tests.server.conftest import RunningServer
+from tests.server.test_completions import events
+
+CHAT = "/v1/chat/completions"
+
+
+def chat(server: RunningServer, content: Any = "A", **fields: Any) -> Any:
+    messages = [{"role": "user", "content": content}]
+    return server.client.post(CHAT, json={"messages": messages, "temperature": 0, **fields})
+
+
+def test_an_answer_without_a_limit_goes_to_its_end(server: RunningServer) -> None:
+    answer = chat(server).json()
+    (choice,) = answer["choices"]
+    assert choice["message"] == {"role": "assistant", "content": "BCDEFGHIJKLMNOPQRSTUVWXYZ", "refusal": None}
+    assert (choice["finish_reason"], answer["usage"]["completion_tokens"]) == ("stop", 26)
+
+
+def test_a_stream_names_the_role_once(server: RunningServer) -> None:
+    body = {"messages": [{"role": "user", "content": "w"}], "temperature": 0, "stream_options": {"include_usage": True}}
+    *found, last = events(server, CHAT, body)
+    deltas = [event["choices"][0]["delta"] for event in found]
+    assert [delta.get("role") for delta in deltas] == ["assistant"] + [None] * (len(deltas) - 1)
+    assert "".join(delta["content"] for delta in deltas) == "xyz"
+    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 4)
+
+
+def test_text_parts_and_plain_text_are_the_same_prompt(server: RunningServer) -> None:  # TC16
+    plain, parts = (
+        chat(server, content, max_tokens=2, return_token_ids=True).json()
+        for content in ("Abc", [{"type": "text", "text": "Abc"}])
+    )
+    assert plain["prompt_token_ids"] == parts["prompt_token_ids"] == list(b"Abc")
+    assert plain["choices"][0]["token_ids"] == list(b"de")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_without_top_logprobs(server: RunningServer, stream: bool) -> None:  # SA15
+    fields = {"max_tokens": 2, "logprobs": True, "temperature": 0}
+    if stream:
+        body = {"messages": [{"role": "user", "content": "A"}], **fields}
+        content = [item for event in events(server, CHAT, body) for item in event["choices"][0]["logprobs"]["content"]]
+    else:
+        content = chat(server, **fields).json()["choices"][0]["logprobs"]["content"]
+    assert [(item["token"], item["bytes"], item["top_logprobs"]) for item in content] == [
+        ("B", [66], []),
+        ("C", [67], []),
+    ]
+
+
+def test_top_logprobs_are_as_many_as_asked(server: RunningServer) -> None:
+    (item,) = chat(server, max_tokens=1, logprobs=True, top_logprobs=5).json()["choices"][0]["logprobs"]["content"]
+    assert len(item["top_logprobs"]) == 5 and item["top_logprobs"][0]["token"] == "B"
+    assert chat(server, top_logprobs=5).json()["error"]["param"] == "top_logprobs"
+
+
+def test_max_completion_tokens_goes_before_its_old_name(server: RunningServer) -> None:
+    assert chat(server, max_tokens=9, max_completion_tokens=2).json()["usage"]["completion_tokens"] == 2
+
+
+def test_the_last_message_can_be_continued(server: RunningServer) -> None:  # TC13
+    body: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "0"}, {"role": "assistant", "content": "a "}],
+        "continue_final_message": True,
+        "return_token_ids": True,
+        "max_tokens": 1,
+    }
+    assert server.client.post(CHAT, json=body).json()["prompt_token_ids"] == list(b"0a ")
+    both = server.client.post(CHAT, json={**body, "add_generation_prompt": True})
+    user = server.client.post(CHAT, json={**body, "messages": body["messages"][:1]})
+    assert (both.status_code, user.status_code) == (400, 400)
+
+
+def test_an_offline_chat_has_the_same_prompt(server: RunningServer, succ: Any) -> None:  # TC17
+    messages = [{"role": "system", "content": "Be brief. "}, {"role": "user", "content": "Hello"}]
+    body = {"messages": messages, "max_tokens": 1, "return_token_ids": True}
+    online = server.client.post(CHAT, json=body).json()["prompt_token_ids"]
+    with LLM(str(succ), max_model_len=64, kv_cache_memory_bytes="4MiB", disable_log_stats=True) as llm:
+        assert llm.chat(messages, use_tqdm=False)[0].prompt_token_ids == online
+
+
+def test_unknown_fields_are_accepted_with_one_warning(server: RunningServer) -> None:  # OA09
+    for _ in range(3):
+        body = {"messages": [{"role": "user", "content": "A", "name": "me", "mood": 1}], "max_tokens": 1, "surprise": 1}
+        assert server.client.post(CHAT, json=body).status_code == 200
+    warnings = [line for line in server.log.read_text().splitlines() if "surprise" in line]
+    assert len(warnings) == 1
+    assert server.log.read_text().count("messages[].mood") == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs"),
+        ({"chat_template": "{{ messages }}"}, "chat_template"),  # TC18
+        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
+        ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs"),
+        ({"messages": []}, "messages"),  # TC15
+        ({"messages": None}, "messages"),
+        ({"messages": "x"}, "messages"),
+        ({"messages": [{}]}, "messages"),
+        ({"messages": [{"role": 5, "content": "a"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": 7}]}, "messages"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
+        ({"max_tokens": 0}, "max_tokens"),
+    ],
+)
+def test_what_cannot_be_done_is_said_clearly(server: RunningServer, fields: dict[str, Any], param: str) -> None:
+    answer = server.client.post(CHAT, json={"messages": [{"role": "user", "content": "A"}], **fields})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+    assert server.is_alive()
+
+
+def test_harmless_forms_are_accepted(server: RunningServer) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    harmless: list[dict[str, Any]] = [
+        {"response_format": {"type": "text"}},  # SO04
+        {"tools": [], "tool_choice": "auto"},
+        {"messages": [{"role": "developer", "content": "A"}]},
+        {"messages": [{"role": "user", "content": "A"}, {"role": "assistant", "content": None, "tool_calls": [call]}]},
+    ]
+    for fields in harmless:
+        body = {"messages": [{"role": "user", "content": "A"}], "max_tokens": 1, **fields}
+        answer = server.client.post(CHAT, json=body)
+        assert answer.status_code == 200, answer.text

@@ -1,0 +1,172 @@
+"""/v1/completions on the model that counts, where every answer is known."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.server.conftest import RunningServer
+
+
+def choice_of(server: RunningServer, prompt: Any = "A", **fields: Any) -> dict[str, Any]:
+    answer = server.complete(prompt, **fields)
+    assert answer.status_code == 200, answer.text
+    (choice,) = answer.json()["choices"]
+    return dict(choice)
+
+
+def events(server: RunningServer, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The events of a stream, which ends as it must."""
+    answer = server.client.post(path, json={**body, "stream": True})
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *frames, last, rest = answer.text.split("\n\n")
+    assert (last, rest) == ("data: [DONE]", "")
+    assert all(each.startswith("data: ") and "\n" not in each for each in frames)
+    return [json.loads(each.removeprefix("data: ")) for each in frames]
+
+
+def streamed_texts(found: list[dict[str, Any]]) -> dict[int, str]:
+    texts: dict[int, str] = {}
+    for event in found:
+        for choice in event["choices"]:
+            texts[choice["index"]] = texts.get(choice["index"], "") + choice["text"]
+    return texts
+
+
+def test_the_alphabet_ends_with_its_end_token(server: RunningServer) -> None:
+    answer = server.complete("A", max_tokens=100).json()
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["finish_reason"], choice["stop_reason"]) == (
+        "BCDEFGHIJKLMNOPQRSTUVWXYZ",
+        "stop",
+        None,
+    )
+    assert answer["usage"] == {
+        "prompt_tokens": 1,
+        "completion_tokens": 26,
+        "total_tokens": 27,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+
+
+def test_a_stream_is_the_answer_in_pieces(server: RunningServer) -> None:
+    found = events(server, "/v1/completions", {"prompt": "A", "temperature": 0, "max_tokens": 100})
+    assert streamed_texts(found) == {0: "BCDEFGHIJKLMNOPQRSTUVWXYZ"}
+    assert [event["choices"][0]["finish_reason"] for event in found if event["choices"][0]["finish_reason"]] == ["stop"]
+    assert all("usage" not in event for event in found)
+
+
+def test_usage_comes_in_a_chunk_of_its_own_or_in_all(server: RunningServer) -> None:
+    body = {"prompt": "A", "temperature": 0, "max_tokens": 3}
+    *others, last = events(server, "/v1/completions", {**body, "stream_options": {"include_usage": True}})
+    assert all(event["usage"] is None and event["choices"] for event in others)
+    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 3)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *others, _ = events(server, "/v1/completions", {**body, "stream_options": options})
+    counts = [event["usage"]["completion_tokens"] for event in others]
+    assert counts == sorted(counts) and counts[-1] == 3
+    refused = server.complete("A", stream_options={"include_usage": True})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "stream_options")
+
+
+def test_prompts_come_in_four_forms(server: RunningServer) -> None:
+    for prompt in ("AB", [65, 66], ["AB"], [[65, 66]]):
+        assert choice_of(server, prompt, max_tokens=2)["text"] == "CD"
+
+
+def test_several_prompts_times_n_are_prompt_major(server: RunningServer) -> None:  # OA05
+    answer = server.complete(["A", "a", "1"], n=2, temperature=1, max_tokens=1).json()
+    assert [(each["index"], each["text"]) for each in answer["choices"]] == list(enumerate("BBbb22"))
+    assert answer["usage"]["prompt_tokens"] == 3
+    body = {"prompt": ["A", "a", "1"], "n": 2, "temperature": 1, "max_tokens": 1}
+    assert streamed_texts(events(server, "/v1/completions", body)) == dict(enumerate("BBbb22"))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo_with_logprobs_names_each_token_once(server: RunningServer, stream: bool) -> None:  # SA20
+    body = {"prompt": "ABC", "echo": True, "max_tokens": 2, "logprobs": 1, "temperature": 0}
+    if stream:
+        choices = [event["choices"][0] for event in events(server, "/v1/completions", body)]
+    else:
+        choices = [choice_of(server, **body)]
+    logprobs = [each["logprobs"] for each in choices]
+    assert "".join(each["text"] for each in choices) == "ABCDE"
+    assert [name for each in logprobs for name in each["tokens"]] == ["A", "B", "C", "D", "E"]
+    assert [offset for each in logprobs for offset in each["text_offset"]] == [0, 1, 2, 3, 4]
+    values = [value for each in logprobs for value in each["token_logprobs"]]
+    assert values[0] is None and values[1:] == pytest.approx([-5.45e-6] * 4, abs=1e-5)
+
+
+def test_max_tokens_zero_scores_the_prompt(server: RunningServer) -> None:  # OA02
+    answer = server.complete("ABX", echo=True, max_tokens=0, logprobs=1).json()
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["logprobs"]["tokens"]) == ("ABX", ["A", "B", "X"])
+    assert choice["logprobs"]["token_logprobs"][2] == pytest.approx(-17.8857, abs=1e-3)
+    assert choice["logprobs"]["top_logprobs"][2].keys() == {"C", "X"}
+    assert (choice["finish_reason"], answer["usage"]["completion_tokens"]) == ("length", 0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "text", "stop_reason"),
+    [
+        ({"stop": ["GH", "CD", "DE"]}, "B", "CD"),  # SS05
+        ({"stop": "EF", "include_stop_str_in_output": True}, "BCDEF", "EF"),  # SS04
+        ({"stop_token_ids": [69]}, "BCD", 69),  # SS07
+        ({"logit_bias": {"70": 100}, "max_tokens": 1}, "F", None),  # SA08
+    ],
+)
+def test_stops_and_biases(server: RunningServer, fields: dict[str, Any], text: str, stop_reason: Any) -> None:
+    choice = choice_of(server, "A", **{"max_tokens": 50, **fields})
+    assert (choice["text"], choice["stop_reason"]) == (text, stop_reason)
+
+
+def test_bias_may_be_empty_and_may_forbid(server: RunningServer) -> None:
+    assert choice_of(server, max_tokens=1, logit_bias={})["text"] == "B"
+    assert choice_of(server, max_tokens=1, logit_bias={"66": -100})["text"] != "B"
+
+
+def test_special_tokens_are_shown_alike_by_stream_and_whole(server: RunningServer) -> None:  # DT04
+    fields = {"max_tokens": 5, "ignore_eos": True, "skip_special_tokens": False, "temperature": 0}
+    found = events(server, "/v1/completions", {"prompt": "w", **fields})
+    assert streamed_texts(found)[0] == choice_of(server, "w", **fields)["text"] == "xyz<eos>A"
+
+
+def test_a_prompt_is_cut_from_either_side(server: RunningServer) -> None:  # OA13
+    answer = server.complete("ABCDEFGHIJKLMNOPQRST", truncate_prompt_tokens=5, max_tokens=1, return_token_ids=True)
+    assert answer.json()["usage"]["prompt_tokens"] == 5
+    assert answer.json()["choices"][0]["prompt_token_ids"] == list(b"PQRST")
+    right = choice_of(server, "ABCDE", truncate_prompt_tokens=2, truncation_side="right", max_tokens=1)
+    assert right["text"] == "C"
+
+
+def test_cached_tokens_are_counted_and_are_fewer_than_the_prompt(server: RunningServer) -> None:  # OA12
+    prompt = "cached tokens are counted, " * 6
+    for _ in range(2):
+        usage = server.complete(prompt, max_tokens=1).json()["usage"]
+    assert 0 < usage["prompt_tokens_details"]["cached_tokens"] < usage["prompt_tokens"] == len(prompt)
+
+
+def test_a_seed_repeats_all_choices(server: RunningServer) -> None:  # SA02
+    fields = {"n": 4, "seed": 7, "temperature": 2.0, "max_tokens": 60, "ignore_eos": True}
+    first, second = (server.complete("A", **fields).json()["choices"] for _ in range(2))
+    texts = [each["text"] for each in first]
+    assert texts == [each["text"] for each in second]
+    assert len(set(texts)) >= 2
+    assert streamed_texts(events(server, "/v1/completions", {"prompt": "A", **fields})) == dict(enumerate(texts))
+
+
+def test_timings_are_told_on_request(server: RunningServer) -> None:
+    timings = server.complete("A", max_tokens=2, return_timings=True).json()["timings"]
+    assert 0 <= timings["scheduled_ms"] <= timings["first_token_ms"] <= timings["finished_ms"]
+
+
+def test_a_request_has_a_time_limit(server: RunningServer) -> None:
+    late = server.complete("A", max_tokens=900, ignore_eos=True, request_timeout=0.01)
+    assert (late.status_code, late.json()["error"]["code"]) == (504, "timeout")
+    assert late.headers["x-should-retry"] == "false"
+    body = {"prompt": "A", "max_tokens": 900, "ignore_eos": True, "request_timeout": 0.05}
+    assert "error" in events(server, "/v1/completions", body)[-1]
+    assert server.becomes_idle()
