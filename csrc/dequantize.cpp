@@ -3,6 +3,8 @@
 #include <bit>
 #include <cstring>
 
+#include "half.h"
+
 // Every product and every sum is rounded, in the order of operations of the format's reference. The loops are plain, and
 // the compiler vectorises them: at the baseline they are already faster than memory takes their output.
 namespace octavo {
@@ -14,16 +16,6 @@ std::uint16_t load_u16(const Byte* p) {
     std::uint16_t value;
     std::memcpy(&value, p, sizeof value);
     return value;
-}
-
-float half_to_float(std::uint16_t half) {
-    const std::uint32_t magnitude = half & 0x7fffu, sign = (half & 0x8000u) << 16;
-    // A subnormal is a whole number of 2^-24; else the exponent's bias changes, but for that of infinity and NaN.
-    const float small = static_cast<float>(static_cast<int>(magnitude)) * 0x1p-24f;
-    const std::uint32_t large = (magnitude << 13) + (magnitude >= 0x7c00u ? 0x70000000u : 0x38000000u);
-    // A mask, not a choice: the compiler would branch around the product and vectorise nothing.
-    const std::uint32_t is_small = 0u - (magnitude < 0x0400u);
-    return std::bit_cast<float>((std::bit_cast<std::uint32_t>(small) & is_small) | (large & ~is_small) | sign);
 }
 
 float load_half(const Byte* p) { return half_to_float(load_u16(p)); }
@@ -230,7 +222,7 @@ void to_float32(const Byte* __restrict blocks, std::size_t num_blocks, float* __
 }
 
 template <class Format>
-void to_bfloat16(const Byte* __restrict blocks, std::size_t num_blocks, std::uint16_t* __restrict out) {
+void blocks_to_bfloat16(const Byte* __restrict blocks, std::size_t num_blocks, std::uint16_t* __restrict out) {
     for (std::size_t i = 0; i < num_blocks; ++i) {
         float values[Format::size];
         Format::decode(blocks + i * Format::bytes, values);
@@ -240,7 +232,7 @@ void to_bfloat16(const Byte* __restrict blocks, std::size_t num_blocks, std::uin
 
 template <class Format>
 constexpr BlockFormat format(std::string_view name) {
-    return {name, Format::bytes, Format::size, to_float32<Format>, to_bfloat16<Format>};
+    return {name, Format::bytes, Format::size, to_float32<Format>, blocks_to_bfloat16<Format>};
 }
 
 constexpr BlockFormat kFormats[] = {
@@ -250,6 +242,10 @@ constexpr BlockFormat kFormats[] = {
 };
 
 }  // namespace
+
+void to_bfloat16(const float* numbers, std::size_t count, std::uint16_t* out) {
+    for (std::size_t i = 0; i < count; ++i) out[i] = float_to_bfloat16(numbers[i]);
+}
 
 const BlockFormat* find_block_format(std::string_view name) {
     for (const BlockFormat& each : kFormats) {

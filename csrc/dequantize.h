@@ -16,6 +16,9 @@ struct BlockFormat {
     void (*to_bfloat16)(const std::uint8_t* blocks, std::size_t num_blocks, std::uint16_t* out);
 };
 
+// The bits of the nearest bfloat16 of each number, ties to even.
+void to_bfloat16(const float* numbers, std::size_t count, std::uint16_t* out);
+
 // The format of that name, or null where it is not known.
 const BlockFormat* find_block_format(std::string_view name);
 

@@ -77,9 +77,10 @@ def _decoder_facts(file: GGUFFile, config: Record, architecture: str, **own: Any
         num_heads=num_heads,
         head_size=head_size,
         weight_format="gguf",
-        stored_dtype=_main_type(file),
+        stored_dtype=_main_type(_bytes_by_type(file)),
         num_parameters=sum(math.prod(tensor.shape) for tensor in file.tensors.values()),
         weight_bytes=sum(tensor.nbytes for tensor in file.tensors.values()),
+        bytes_by_type=_bytes_by_type(file),
         **(values | own),
     )
 
@@ -143,11 +144,15 @@ def _vocab_size(file: GGUFFile) -> int:
     return embedding.shape[0]
 
 
-def _main_type(file: GGUFFile) -> str:
+def _bytes_by_type(file: GGUFFile) -> dict[str, int]:
     stored: Counter[str] = Counter()
     for tensor in file.tensors.values():
         stored[tensor.type] += tensor.nbytes
-    main = stored.most_common(1)[0][0]
+    return dict(stored.most_common())
+
+
+def _main_type(bytes_by_type: Mapping[str, int]) -> str:
+    main = next(iter(bytes_by_type))
     return FLOAT_NAMES.get(main, main.lower())
 
 

@@ -15,7 +15,6 @@ from octavo.device.platform.detect import detect_caps
 from octavo.plan.kv_specs import kv_cache_specs
 from octavo.plan.plan import Plan
 from octavo.plan.planner import make_plan
-from octavo.words.kv_cache_spec import DTYPE_BYTES
 from octavo.words.model_facts import ModelFacts
 
 GIB = 1 << 30
@@ -60,8 +59,9 @@ def estimate(facts: ModelFacts, plan: Plan, *, num_blocks_override: int | None =
         "architecture": facts.architecture,
         "num_parameters": facts.num_parameters,
         "dtype": plan.dtype,
+        "quantization": plan.quantization,
         "file_bytes": facts.weight_bytes,
-        "weight_bytes": facts.num_parameters * DTYPE_BYTES[plan.dtype],
+        "weight_bytes": plan.weight_bytes,
         "kv_bytes_per_token": sum(spec.page_bytes // spec.block_size for spec in specs.values()),
         "kv_cache_bytes": sum(tensor.size_bytes for tensor in kv_plan.tensors),
         "longest_length": kv_plan.max_model_len,
@@ -70,10 +70,11 @@ def estimate(facts: ModelFacts, plan: Plan, *, num_blocks_override: int | None =
 
 
 def as_text(figures: dict[str, Any]) -> str:
+    form = figures["dtype"] if figures["quantization"] == "none" else figures["quantization"]
     return "\n".join(
         (
             f"architecture      {figures['architecture']}, {figures['num_parameters'] / 1e6:,.0f} M parameters",
-            f"weights           {figures['weight_bytes'] / GIB:.2f} GiB as {figures['dtype']} "
+            f"weights           {figures['weight_bytes'] / GIB:.2f} GiB as {form} "
             f"({figures['file_bytes'] / GIB:.2f} GiB in the files)",
             f"KV per token      {figures['kv_bytes_per_token']:,} bytes",
             f"KV cache          {figures['kv_cache_bytes'] / GIB:.2f} GiB",

@@ -27,7 +27,11 @@ class ModelConfig:
     ] = False
     quantization: Annotated[
         str | None,
-        Option("Weight quantisation; none = dequantise to dtype at load.", choices=("none",)),
+        Option(
+            "Weights: gguf = the file's own block formats (a GGUF file's default), none = dense in dtype (a GGUF file "
+            "is dequantised), int8 or int4 = quantised at load; all but none multiply with int8 activations.",
+            choices=("none", "gguf", "int8", "int4"),
+        ),
     ] = None
     max_model_len: Annotated[
         int | str | None,

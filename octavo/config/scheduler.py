@@ -24,6 +24,14 @@ class SchedulerConfig:
         int,
         Option("Most prompt tokens of one request per step while others run; 0 = no limit.", at_least=0),
     ] = 0
+    max_step_ms: Annotated[
+        float,
+        Option(
+            "Milliseconds that a step may take: a long prompt is cut, by the rates measured, so that streams beside it "
+            "go on; 0 = no limit.",
+            at_least=0,
+        ),
+    ] = 150.0
     scheduling_policy: Annotated[
         str,
         Option(

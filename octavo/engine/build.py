@@ -35,7 +35,7 @@ from octavo.plan.kv_specs import kv_cache_specs
 from octavo.plan.plan import Plan
 from octavo.plan.planner import make_plan
 from octavo.util.lazy import resolve
-from octavo.words.kv_cache_spec import DTYPE_BYTES, KVCacheConfig
+from octavo.words.kv_cache_spec import KVCacheConfig
 from octavo.words.model_facts import ModelFacts
 
 EXECUTORS = {
@@ -133,9 +133,10 @@ def _start_uni(parts: ModelParts, phases: Phases) -> Executor:
         report.num_tensors,
         report.bytes / GIB,
     )
-    weight_bytes = parts.facts.num_parameters * DTYPE_BYTES[parts.plan.dtype]
     logger.info(
-        "Model loading took %.2f GiB memory and %.2f seconds", weight_bytes / GIB, phases.seconds["load weights"]
+        "Model loading took %.2f GiB memory and %.2f seconds",
+        parts.plan.weight_bytes / GIB,
+        phases.seconds["load weights"],
     )
     executor: Executor = resolve(EXECUTORS["uni"])(worker)
     return executor
@@ -199,6 +200,7 @@ def _assemble(
         policy=config.scheduler.scheduling_policy,
         watermark=config.scheduler.watermark,
         max_steps_in_flight=plan.max_steps_in_flight,
+        max_step_seconds=config.scheduler.max_step_ms / 1e3,
     )
     hasher = make_block_hasher(kv_cache_config.hash_block_size) if plan.enable_prefix_caching else None
     structured_output = _structured_output(parts)

@@ -40,11 +40,12 @@ logger = logging.getLogger(__name__)
 
 
 class _InFlight(NamedTuple):
-    """A step that was launched, and the masks that its sampling waits for."""
+    """A step that was launched, when, and the masks that its sampling waits for."""
 
     planned: SchedulerOutput
     handle: Handle
     masks: Future[GrammarMasks] | None
+    launched_at: float
 
 
 class EngineCore:
@@ -66,8 +67,11 @@ class EngineCore:
         incarnation: int = 0,
         watch: StepWatch | None = None,
         structured_output: StructuredOutput | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.executor = executor
+        self._clock = clock
+        self._returned_at = clock()
         self.structured_output = structured_output or NoStructuredOutput()
         self.scheduler = scheduler
         self._block_hasher = block_hasher
@@ -143,27 +147,31 @@ class EngineCore:
             self.scheduler.fail_request(request_id, reason)
         masks = self.structured_output.begin_masks(planned, self.scheduler.requests)
         self._watch.launched(planned)
+        launched_at = self._clock()
         try:
             handle = self.executor.execute(planned)
         except Exception as error:
             raise _StepFailed(planned, [*self._steps_in_flight(), planned], error) from error
-        self._in_flight.append(_InFlight(planned, handle, masks))
+        self._in_flight.append(_InFlight(planned, handle, masks, launched_at))
         if not _says_anything(planned):
             time.sleep(NOTHING_TO_RUN_WAIT_S)
 
     def _finish_oldest(self) -> dict[int, list[EngineCoreOutput]]:
-        planned, handle, coming_masks = self._in_flight[0]
+        planned, handle, coming_masks, launched_at = self._in_flight[0]
         try:
             masks = None if coming_masks is None else coming_masks.result()
             done = self.executor.sample(handle, masks)
         except Exception as error:
             raise _StepFailed(planned, self._steps_in_flight(), error) from error
         self._in_flight.popleft()
+        # A step waits for the one before it.
+        began_at, self._returned_at = max(launched_at, self._returned_at), self._clock()
         if masks is not None:
             done.failed |= masks.failed
         # An abort that came while the step ran must win over its tokens.
         self._drain_aborts()
-        outputs = self.scheduler.update_from_output(planned, done)
+        seconds = self._returned_at - began_at
+        outputs = self.scheduler.update_from_output(planned, done, seconds=seconds)
         self._watch.returned(planned)
         return outputs
 

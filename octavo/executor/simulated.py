@@ -13,7 +13,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from octavo.words.errors import UnsupportedError
 from octavo.words.kv_cache_spec import (
@@ -42,6 +42,14 @@ VOCABULARY_SIZE = 32_000
 def scattered_token(request_id: str, position: int) -> int:
     """A token that looks random and is the same in every process."""
     return zlib.crc32(f"{request_id}:{position}".encode()) % VOCABULARY_SIZE
+
+
+class Clock(Protocol):
+    """What passes time: the module ``time``, or a test's own."""
+
+    def monotonic(self) -> float: ...
+
+    def sleep(self, seconds: float, /) -> None: ...
 
 
 class InconsistentStep(Exception):
@@ -81,7 +89,7 @@ class _StepInFlight:
 
 
 class SimulatedExecutor:
-    """Runs steps in no time, or in ``step_seconds`` each, one after the other.
+    """Runs steps in no time, or in ``step_seconds`` each (a number, or a function of the step), one after the other.
 
     ``next_token`` is the model. ``next_draft`` guesses ``num_draft_tokens`` tokens ahead after each step, and the
     guesses that the scheduler hands back are verified against ``next_token``. With ``check`` every step is checked
@@ -92,7 +100,7 @@ class SimulatedExecutor:
         self,
         specs: Mapping[str, AnyKVCacheSpec],
         *,
-        step_seconds: float = 0.0,
+        step_seconds: float | Callable[[SchedulerOutput], float] = 0.0,
         next_token: TokenFunction = scattered_token,
         next_draft: TokenFunction | None = None,
         num_draft_tokens: int = 0,
@@ -103,6 +111,8 @@ class SimulatedExecutor:
         self.max_steps_in_flight = max_steps_in_flight
         self._specs = dict(specs)
         self._step_seconds = step_seconds
+        self.clock: Clock = time
+        """What its steps pass; may be replaced by one's own."""
         self._available_bytes = available_bytes
         self._next_token = next_token
         self._next_draft = next_draft
@@ -139,7 +149,8 @@ class SimulatedExecutor:
         if len(self._in_flight) >= self.max_steps_in_flight:
             raise InconsistentStep(f"step {step.step_id}: {len(self._in_flight)} steps are in flight already")
         states = self._take_step(step)
-        ready_at = max(time.monotonic(), self._in_flight[-1].ready_at if self._in_flight else 0.0) + self._step_seconds
+        seconds = self._step_seconds(step) if callable(self._step_seconds) else self._step_seconds
+        ready_at = max(self.clock.monotonic(), self._in_flight[-1].ready_at if self._in_flight else 0.0) + seconds
         result = ModelRunnerOutput(
             step_id=step.step_id, request_ids=list(step.num_scheduled_tokens), sampled_token_ids=[]
         )
@@ -156,7 +167,7 @@ class SimulatedExecutor:
         if not self._in_flight or self._in_flight[0] is not handle:
             raise InconsistentStep(f"step {handle.result.step_id} is not the oldest in flight")
         if self._step_seconds:
-            time.sleep(max(handle.ready_at - time.monotonic(), 0.0))
+            self.clock.sleep(max(handle.ready_at - self.clock.monotonic(), 0.0))
         self._in_flight.popleft()
         for state in handle.states:
             state.unreported_rejections.pop(handle.result.step_id, None)

@@ -28,6 +28,21 @@ NATIVE_DTYPES = ("float32", "bfloat16")
 NATIVE_CACHE_DTYPES = ("float32", "bfloat16", "int8")
 """Types of cached keys and values that native attention takes."""
 
+NATIVE_BLOCKS: dict[str, tuple[int, int]] = {
+    "Q8_0": (34, 34),
+    "Q4_0": (18, 18),
+    "Q4_1": (20, 20),
+    "Q5_0": (22, 22),
+    "Q5_1": (24, 24),
+    "Q4_K": (144, 148),
+    "Q5_K": (176, 180),
+    "Q6_K": (210, 210),
+}
+"""Bytes of a block of each GGUF type with native kernels: in a file, and packed."""
+
+OTHER_BLOCKS: dict[str, tuple[int, int]] = {"IQ4_NL": (18, 34), "Q2_K": (84, 272), "Q3_K": (110, 272)}
+"""Types without: packed as Q8_0."""
+
 NATIVE_HEAD_SIZE_MULTIPLE = 8
 NATIVE_BLOCK_SIZE_MULTIPLE = 16
 """Head sizes and block sizes that native attention takes."""

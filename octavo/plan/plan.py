@@ -8,7 +8,9 @@ import msgspec
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Decisions made once, before anything is loaded; nobody changes them.
 
-    dtypes are names (float32, bfloat16). ``max_model_len`` is None where it is fitted after memory profiling
+    dtypes are names (float32, bfloat16). ``quantization`` is how weights are held: none (dense, in ``dtype``), gguf
+    (the file's block formats), int8 or int4; ``weight_bytes`` is the memory they take. ``max_model_len`` is None where
+    it is fitted after memory profiling
     ("auto"). ``block_size`` is None where the attention backends choose. ``kv_cache_bytes`` is None where it is
     learnt from profiling. ``batch_invariant`` says whether outputs are bitwise the same in any batch.
     ``kernels`` is the backend of the ops (device/ops/table.py), ``cpu_isa`` the instruction set of native ones.
@@ -18,6 +20,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     device: str
     dtype: str
+    quantization: str
+    weight_bytes: int
     kv_cache_dtype: str
     attention_backend: str
     max_model_len: int | None

@@ -15,6 +15,7 @@ from octavo.plan.native_ops import (
     NATIVE_OPS,
 )
 from octavo.plan.plan import Plan
+from octavo.plan.weights import quantization_of, weight_bytes_of
 from octavo.util.byte_size import format_byte_size
 from octavo.words.device_caps import DeviceCaps
 from octavo.words.errors import ConfigError, InsufficientMemoryError
@@ -28,7 +29,6 @@ DEFAULT_MAX_NUM_SEQS = 128
 DEFAULT_NUM_LONG_REQUESTS = 4
 MIN_DEFAULT_KV_BYTES = 256 << 20
 
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _MAX_STEPS_IN_FLIGHT = {"uni": 1, "simulated": 2}
 
 T = TypeVar("T")
@@ -55,11 +55,16 @@ def make_plan(config: EngineConfig, facts: ModelFacts, caps: DeviceCaps) -> Plan
     longest = max_model_len.value or facts.max_position
     tokens, seqs = _step_budgets(config, longest)
     kernels = _kernels(config, caps, dtype.value)
+    quantization = Decision(*quantization_of(config, facts, kernels.value))
+    weight_bytes = weight_bytes_of(facts, dtype.value, quantization.value)
+    left = _memory_beside_weights(caps, weight_bytes, dtype.value, quantization.value)
     block_size = _block_size(config)
     attention = _attention_backend(kernels.value, facts, block_size.value)
     decisions: dict[str, Decision[Any]] = {
         "device": _device(config, caps),
         "dtype": dtype,
+        "quantization": quantization,
+        "weight_bytes": Decision(weight_bytes, "of the tensors in the files' headers"),
         "kv_cache_dtype": kv_cache_dtype,
         "attention_backend": attention,
         "max_model_len": max_model_len,
@@ -68,7 +73,7 @@ def make_plan(config: EngineConfig, facts: ModelFacts, caps: DeviceCaps) -> Plan
         "max_num_seqs": seqs,
         "enable_prefix_caching": _as_asked(config.cache.enable_prefix_caching),
         "enable_chunked_prefill": _as_asked(config.scheduler.enable_chunked_prefill),
-        "kv_cache_bytes": _kv_cache_bytes(config, facts, caps, plan_dtype=dtype.value, kv_dtype=kv_cache_dtype.value),
+        "kv_cache_bytes": _kv_cache_bytes(config, facts, left, kv_cache_dtype.value),
         "memory_fraction": _memory_fraction(config),
         "num_threads": _num_threads(config, caps),
         "max_steps_in_flight": _max_steps_in_flight(config),
@@ -178,12 +183,7 @@ def _tokens(config: EngineConfig, longest: int) -> Decision[int]:
     return Decision(asked, "as asked")
 
 
-def _kv_cache_bytes(
-    config: EngineConfig, facts: ModelFacts, caps: DeviceCaps, *, plan_dtype: str, kv_dtype: str
-) -> Decision[int | None]:
-    left = caps.available_bytes - _weight_bytes(facts, plan_dtype)
-    if left <= 0:
-        raise _weights_do_not_fit(facts, caps, plan_dtype)
+def _kv_cache_bytes(config: EngineConfig, facts: ModelFacts, left: int, kv_dtype: str) -> Decision[int | None]:
     if config.cache.kv_cache_memory_bytes is not None:
         return Decision(config.cache.kv_cache_memory_bytes, "as asked")
     if config.cache.gpu_memory_utilization is not None:
@@ -218,16 +218,13 @@ def _kept_tokens(facts: ModelFacts, kind: str, length: int) -> int:
     return length if reach is None else reach + DEFAULT_MAX_NUM_BATCHED_TOKENS
 
 
-def _weight_bytes(facts: ModelFacts, dtype: str) -> int:
-    """In memory: quantised files are dequantised to ``dtype`` at load."""
-    return facts.num_parameters * _ITEM_BYTES[dtype]
-
-
-def _weights_do_not_fit(facts: ModelFacts, caps: DeviceCaps, dtype: str) -> InsufficientMemoryError:
-    needed = _weight_bytes(facts, dtype)
-    smaller = "; dtype=bfloat16 halves it" if dtype == "float32" else ""
-    return InsufficientMemoryError(
-        f"the weights need {format_byte_size(needed)} in {dtype}, and {format_byte_size(caps.available_bytes)} of "
+def _memory_beside_weights(caps: DeviceCaps, needed: int, dtype: str, quantization: str) -> int:
+    if needed < caps.available_bytes:
+        return caps.available_bytes - needed
+    smaller = "; dtype=bfloat16 halves it" if (dtype, quantization) == ("float32", "none") else ""
+    form = dtype if quantization == "none" else quantization
+    raise InsufficientMemoryError(
+        f"the weights need {format_byte_size(needed)} in {form}, and {format_byte_size(caps.available_bytes)} of "
         f"memory are available to this process (the least of free memory, cgroup and ulimit){smaller}; free memory, "
         "raise the limit, or take a smaller model",
         needed_bytes=needed,

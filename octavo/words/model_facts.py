@@ -35,7 +35,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     ``layer_types`` has one of full, sliding_window, chunked_local per layer. ``sliding_window`` counts the token
     itself. ``weight_format`` is safetensors, gguf or dummy; ``stored_dtype`` is the main float type of the files.
-    ``num_parameters`` and ``weight_bytes`` (as stored) come from the headers. ``norm_weight_offset`` is 1 where the
+    ``num_parameters`` and ``weight_bytes`` (as stored) come from the headers; ``bytes_by_type`` splits the latter of a
+    GGUF file by its tensor types. ``norm_weight_offset`` is 1 where the
     norm multiplies by 1 + weight (Gemma's checkpoints as Hugging Face stores them), else 0.
     """
 
@@ -70,5 +71,6 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     stored_dtype: str = "float32"
     num_parameters: int = 0
     weight_bytes: int = 0
+    bytes_by_type: dict[str, int] = {}
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None

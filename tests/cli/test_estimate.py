@@ -12,8 +12,10 @@ from octavo.checkpoint.resolve import resolve_model
 from octavo.cli.estimate import estimate
 from octavo.cli.main import main
 from octavo.config.flat import config_from_kwargs
+from octavo.device.loader.load import load_weights
 from octavo.device.platform.detect import detect_caps
 from octavo.device.worker.build import build_empty_model, build_kernels
+from octavo.device.worker.memory import parameter_bytes
 from octavo.frontend.llm import LLM
 from octavo.plan.kv_specs import kv_cache_specs
 from octavo.plan.plan import Plan
@@ -37,12 +39,26 @@ def test_specs_from_facts_are_those_of_the_models_own_layers(architecture: str, 
 
 
 def test_smollm2_has_the_known_figures(smollm2: str) -> None:
-    figures = estimate(*facts_and_plan(smollm2, dtype="bfloat16", kv_cache_memory_bytes=2 * 23_040 * 8_192 + 2_000_000))
+    options = {"dtype": "bfloat16", "kv_cache_memory_bytes": 2 * 23_040 * 8_192 + 2_000_000}
+    figures = estimate(*facts_and_plan(smollm2, quantization="none", **options))
     assert figures["kv_bytes_per_token"] == 23_040
     assert figures["longest_length"] == 8_192
     assert figures["concurrency"] == pytest.approx(2.0, abs=0.05)
     assert figures["num_parameters"] == 134_515_008
     assert figures["weight_bytes"] == 2 * 134_515_008
+    assert figures["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+def test_weights_take_what_was_estimated(smollm2: str, quantization: str | None) -> None:
+    pytest.importorskip("octavo._native", reason="built without the native module")
+    facts, plan = facts_and_plan(smollm2, quantization=quantization, max_model_len=64)
+    model = build_empty_model(plan, facts, build_kernels(plan))
+    load_weights(model, resolve_model(smollm2))
+    assert parameter_bytes(model) == pytest.approx(plan.weight_bytes, rel=0.01)
+    if quantization is None:
+        assert plan.quantization == "gguf"
+        assert plan.weight_bytes <= 1.05 * facts.weight_bytes
 
 
 def test_an_estimate_is_what_the_engine_then_does(succ: Path) -> None:

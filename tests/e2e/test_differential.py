@@ -1,6 +1,7 @@
 """The same question asked in every way the engine has: answers must be equal, and a counter proves the way was taken.
 
-Greedy ids are equal and logprobs agree, on random tiny models and on SmolLM2 in float32: to the bit where the Plan
+Greedy ids are equal and logprobs agree, on random tiny models, one of them in int8, and on SmolLM2 in its own Q4_1 and
+Q8_0 blocks: to the bit where the Plan
 promises batch invariance, else to 1e-4.
 """
 
@@ -39,7 +40,7 @@ def random_prompts(vocab_size: int, number: int = 6) -> list[list[int]]:
     return [[rng.randrange(3, vocab_size) for _ in range(length)] for length in lengths]
 
 
-@pytest.fixture(scope="module", params=["tiny llama", "tiny gemma3", "smollm2"])
+@pytest.fixture(scope="module", params=["tiny llama", "tiny llama int8", "tiny gemma3", "smollm2"])
 def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Subject:
     options: dict[str, Any] = {"dtype": "float32", "max_model_len": 256, "block_size": BLOCK_SIZE}
     if request.param == "smollm2":
@@ -48,8 +49,10 @@ def subject(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     else:
         folder = tmp_path_factory.mktemp("tiny")
         make_succ(folder / "succ")
-        save_tiny_model(folder / "model", request.param.removeprefix("tiny "))
+        _, architecture, *quantization = request.param.split()
+        save_tiny_model(folder / "model", architecture)
         options |= {"model": str(folder / "model"), "tokenizer": str(folder / "succ")}
+        options["quantization"] = quantization[0] if quantization else None
         vocab_size = 259
     prompts = random_prompts(vocab_size)
     with LLM(**options, enable_prefix_caching=False) as llm:
@@ -121,6 +124,13 @@ def test_at_other_block_sizes(subject: Subject, block_size: int) -> None:
     with LLM(**subject.options | {"block_size": block_size}) as llm:
         outputs = ask(llm, subject.prompts)
         assert {group.spec.block_size for group in llm.info.kv_cache_config.groups} == {block_size}
+    assert_same(outputs, subject.alone, subject.tolerance)
+
+
+def test_op_by_op(subject: Subject) -> None:
+    with LLM(**subject.options, enforce_eager=True) as llm:
+        outputs = ask(llm, subject.prompts)
+        assert llm.info.graph is not None and not llm.info.graph.captured
     assert_same(outputs, subject.alone, subject.tolerance)
 
 

@@ -16,7 +16,7 @@ from tests.tiny_models import ARCHITECTURES, save_tiny_model
 
 pytest.importorskip("octavo._native", reason="built without the native module")
 
-PARAMS = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True, logprobs=3, detokenize=False)
+PARAMS = SamplingParams(temperature=0.0, ignore_eos=True, logprobs=3, detokenize=False)
 PROMPTS = [list(range(3 + length, 3 + 2 * length)) for length in (1, 28, 30, 17)]
 # Prompts in chunks beside decodes.
 CROWDED = {"max_num_batched_tokens": 24, "max_num_seqs": 4, "block_size": 16}
@@ -37,8 +37,9 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     }
 
 
-def ask(llm: LLM) -> list[RequestOutput]:
-    return llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], PARAMS, use_tqdm=False)
+def ask(llm: LLM, max_tokens: int = 10) -> list[RequestOutput]:
+    params = PARAMS.clone(max_tokens=max_tokens)
+    return llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], params, use_tqdm=False)
 
 
 def answers(outputs: list[RequestOutput]) -> list[Any]:
@@ -55,17 +56,17 @@ def counters(llm: LLM) -> dict[str, int]:
     return found
 
 
-def assert_replays_answer_as_eager_steps(options: dict[str, Any]) -> float:
+def assert_replays_answer_as_eager_steps(options: dict[str, Any], max_tokens: int = 10) -> float:
     """And return how many requests were preempted."""
     with LLM(**options) as llm:
-        replayed = answers(ask(llm))
+        replayed = answers(ask(llm, max_tokens))
         assert llm.info.graph is not None and llm.info.graph.captured
         assert llm.info.graph.splits == []
         metrics = {each.name: each.value for each in llm.get_metrics()}
         assert counters(llm)["replays"] >= metrics["octavo:num_steps"] > len(PROMPTS)
         assert counters(llm)["eager_steps"] == 0
     with LLM(**options, enforce_eager=True) as llm:
-        assert answers(ask(llm)) == replayed
+        assert answers(ask(llm, max_tokens)) == replayed
         assert counters(llm)["replays"] == 0
     return metrics["vllm:num_preemptions"]
 
@@ -82,7 +83,8 @@ def test_every_family_is_captured_whole_and_answers_the_same(
 
 
 def test_smollm2_is_captured_whole_and_answers_the_same(smollm2: str) -> None:
-    assert_replays_answer_as_eager_steps({"model": smollm2, "max_model_len": 256, "dtype": "float32"} | CROWDED)
+    options = {"model": smollm2, "max_model_len": 256, "dtype": "float32"}
+    assert_replays_answer_as_eager_steps(options | CROWDED, max_tokens=3)
 
 
 def odd(name: str, tiny: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -124,15 +126,16 @@ def test_a_model_that_cannot_be_captured_is_served_op_by_op_with_a_warning(
         assert answers(ask(llm)) == tried
 
 
-def test_attention_without_a_native_kernel_splits_the_step_at_each_layer(tmp_path: Path) -> None:
+def test_attention_without_a_native_kernel_splits_the_step_twice_at_each_layer(tmp_path: Path) -> None:
     make_succ(tmp_path / "succ")
     save_tiny_model(tmp_path / "model", "llama", head_dim=12)
     options = {"model": str(tmp_path / "model"), "tokenizer": str(tmp_path / "succ"), "max_model_len": 256}
     with LLM(**options) as llm:
         replayed = answers(ask(llm))
         assert llm.info.plan.attention_backend == "reference"
-        assert llm.info.graph is not None and len(llm.info.graph.splits) == llm.info.facts.num_layers
-        assert llm.info.graph.splits[0] == "paged_attention (layers.0.attention.attention)"
+        assert llm.info.graph is not None and len(llm.info.graph.splits) == 2 * llm.info.facts.num_layers
+        ops = ["qkv_rope_write (layers.0.attention)", "paged_attention (layers.0.attention.attention)"]
+        assert llm.info.graph.splits[:2] == ops
     with LLM(**options, enforce_eager=True) as llm:
         assert answers(ask(llm)) == replayed
         assert llm.info.graph is not None and llm.info.graph.reason == "enforce_eager, as asked"

@@ -50,7 +50,7 @@ def pair(real_model: str) -> Iterator[Pair]:
         dtype=torch.float32,
         attn_implementation="eager",
     ).eval()
-    with LLM(real_model, dtype="float32", max_model_len=1024, block_size=16) as ours:
+    with LLM(real_model, dtype="float32", quantization="none", max_model_len=1024, block_size=16) as ours:
         yield Pair(ours, reference)
 
 

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from octavo.config.flat import config_from_kwargs
+from octavo.plan.native_ops import NATIVE_BLOCKS, OTHER_BLOCKS
 from octavo.plan.plan import Plan
 from octavo.plan.planner import make_plan
 from octavo.words.device_caps import DeviceCaps
@@ -189,3 +190,65 @@ def test_an_op_on_plain_torch_is_named_where_it_spoils_batch_invariance() -> Non
 def test_an_instruction_set_the_cpu_lacks_is_refused_with_those_it_has() -> None:
     with pytest.raises(ConfigError, match="cpu_isa=avx2 cannot be had: Plain can use generic"):
         plan(cpu_isa="avx2")
+
+
+GGUF = msgspec.structs.replace(
+    SMALL, weight_format="gguf", weight_bytes=64_000, bytes_by_type={"Q4_K": 14_400, "Q8_0": 3_400, "F32": 400}
+)
+
+
+def test_a_gguf_file_stays_in_its_own_formats_where_kernels_read_them() -> None:
+    made = plan(facts=GGUF, caps=NATIVE)
+    assert (made.quantization, made.weight_bytes) == ("gguf", 14_800 + 3_400 + 400)
+    assert "Q4_K, Q8_0, F32" in made.reasons["quantization"]
+    assert made.batch_invariant
+    half = plan(facts=GGUF, caps=NATIVE, dtype="bfloat16")
+    assert half.weight_bytes == 14_800 + 3_400 + 200
+    other = plan(facts=msgspec.structs.replace(GGUF, bytes_by_type={"Q2_K": 84_000}), caps=NATIVE)
+    assert other.weight_bytes == 272_000
+    assert "Q2_K, for which there are no kernels, as Q8_0" in other.reasons["quantization"]
+
+
+def test_weights_are_dense_where_asked_or_where_there_is_no_other_way() -> None:
+    for made in (plan(facts=GGUF, caps=NATIVE, quantization="none"), plan(facts=GGUF), plan(caps=NATIVE)):
+        assert (made.quantization, made.weight_bytes) == ("none", 4 * SMALL.num_parameters)
+    assert "native kernels" in plan(facts=GGUF).reasons["quantization"]
+
+
+def test_weights_quantised_at_load_take_the_bytes_of_their_bits() -> None:
+    vocab = SMALL.vocab_size * SMALL.hidden_size * (1 if SMALL.tie_word_embeddings else 2)
+    layers = SMALL.num_parameters - vocab
+    for facts in (SMALL, GGUF):
+        assert plan(facts=facts, caps=NATIVE, quantization="int8").weight_bytes == SMALL.num_parameters
+        assert plan(facts=facts, caps=NATIVE, quantization="int4").weight_bytes == int(vocab + layers * 18 / 32)
+
+
+@pytest.mark.parametrize(
+    ("facts", "caps", "quantization", "message"),
+    [
+        (SMALL, NATIVE, "gguf", "quantization=gguf cannot be had: the weights are not a GGUF file; use int8, int4"),
+        (
+            SMALL,
+            PLAIN,
+            "int8",
+            "quantization=int8 cannot be had: it needs native kernels, and those here are ref",
+        ),
+        (GGUF, PLAIN, "gguf", "quantization=gguf cannot be had: it needs native kernels"),
+        (SMALL, NATIVE, "awq", "quantization.*none, gguf, int8, int4"),
+    ],
+)
+def test_a_quantization_that_cannot_be_had_is_one_clear_line(
+    facts: ModelFacts, caps: DeviceCaps, quantization: str, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        plan(facts=facts, caps=caps, quantization=quantization)
+    assert "\n" not in str(caught.value)
+
+
+def test_block_sizes_are_those_of_the_files_and_of_the_library() -> None:
+    packing = pytest.importorskip("octavo.device.ops.native.quantized")
+    dequantize = pytest.importorskip("octavo.device.loader.gguf_dequant")
+    assert tuple(NATIVE_BLOCKS) == packing.NATIVE_FORMATS
+    stored = {kind: in_file for kind, (in_file, _) in (NATIVE_BLOCKS | OTHER_BLOCKS).items()}
+    blocks = {kind: size[0] for kind, size in dequantize.BLOCK_SIZES.items() if size[1] > 1}
+    assert stored == blocks

@@ -27,7 +27,8 @@ from octavo.control.kv.manager import KVBlocks, KVCacheManager
 from octavo.control.request import Request, RequestStatus
 from octavo.control.scheduler.gates import Gate, is_held
 from octavo.control.scheduler.queues import QUEUES, RequestQueue
-from octavo.control.scheduler.step_builder import StepBuilder
+from octavo.control.scheduler.step_builder import StepBuilder, StepLoad
+from octavo.control.scheduler.step_time import StepTimeLimit, StepTimeModel
 from octavo.control.scheduler.stopping import check_stop
 from octavo.control.scheduler.token_limits import token_limits
 from octavo.words.errors import ConfigError, RequestError
@@ -51,7 +52,8 @@ class SchedulerLimits:
 
     ``max_num_batched_tokens`` is the token budget of a step, ``max_num_seqs`` the most requests running at once.
     ``watermark`` is the share of blocks that must stay free when a request joins running ones.
-    ``num_lookahead_tokens`` are slots that a drafter fills beyond the tokens of a step.
+    ``num_lookahead_tokens`` are slots that a drafter fills beyond the tokens of a step. Prompt tokens beside decodes
+    are so many that a step takes ``max_step_seconds`` (0 = however long); without chunked prefill this says nothing.
     """
 
     max_num_seqs: int
@@ -63,12 +65,13 @@ class SchedulerLimits:
     watermark: float = 0.0
     num_lookahead_tokens: int = 0
     max_steps_in_flight: int = 1
+    max_step_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "max_steps_in_flight"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        for name in ("long_prefill_token_threshold", "num_lookahead_tokens"):
+        for name in ("long_prefill_token_threshold", "num_lookahead_tokens", "max_step_seconds"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}.")
         if not 0.0 <= self.watermark < 1.0:
@@ -88,11 +91,15 @@ class Scheduler:
         self.limits = limits
         self.kv_cache = kv_cache
         self.gates = tuple(gates)
+        self.step_times = StepTimeModel()
+        step_time = StepTimeLimit(self.step_times, limits.max_step_seconds, self._num_decodes)
         self.token_limits = token_limits(
             enable_chunked_prefill=limits.enable_chunked_prefill,
             long_prefill_token_threshold=limits.long_prefill_token_threshold,
             max_num_batched_tokens=limits.max_num_batched_tokens,
+            step_time=step_time if limits.max_step_seconds else None,
         )
+        self._loads: dict[int, StepLoad] = {}
         self.requests: dict[str, Request] = {}
         self.waiting: RequestQueue = QUEUES[limits.policy]()
         self.running: list[Request] = []
@@ -218,6 +225,7 @@ class Scheduler:
         for request in step.admitted:
             self._join_running(request)
         finished_ids, self._finished_ids = self._finished_ids, []
+        self._loads[step.step_id] = step.load
         return step.build(finished_ids)
 
     def _schedule_running(self, step: StepBuilder) -> None:
@@ -357,6 +365,12 @@ class Scheduler:
     def _outranks_last_running(self, request: Request) -> bool:
         return bool(self.running) and request.priority < self.running[-1].priority
 
+    def _num_decodes(self) -> int:
+        return sum(
+            request.num_tokens + request.num_output_placeholders - request.num_computed_tokens <= 1
+            for request in self.running
+        )
+
     def _num_eligible(self) -> int:
         num_waiting = len(self.waiting)
         if self.gates and self.limits.long_prefill_token_threshold:
@@ -365,13 +379,19 @@ class Scheduler:
 
     # ---- a step returns -------------------------------------------------------------------------------------------
 
-    def update_from_output(self, step: SchedulerOutput, result: ModelRunnerOutput) -> dict[int, list[EngineCoreOutput]]:
+    def update_from_output(
+        self, step: SchedulerOutput, result: ModelRunnerOutput, *, seconds: float | None = None
+    ) -> dict[int, list[EngineCoreOutput]]:
         """Book the tokens of a step that returned; return what to tell each client (by its index).
 
+        ``seconds`` is how long the step took, if it was measured: later steps are sized by it.
         Requests that ended while the step ran are passed over. A request in ``result.failed`` ends with
         FINISHED_ERROR, alone.
         """
         self._note_return(step, result)
+        load = self._loads.pop(step.step_id)
+        if seconds is not None:
+            self.step_times.observe(load, seconds)
         for request_id, reason in result.failed.items():
             self._fail(request_id, reason)
         outputs = self._report_ended_early()
@@ -414,6 +434,7 @@ class Scheduler:
             self._send_last_back()
         self._awaiting_return = []
         self._finished_ids = []
+        self._loads.clear()
         self._last_returned_step_id = self._last_step_id
 
     def _note_return(self, step: SchedulerOutput, result: ModelRunnerOutput) -> None:

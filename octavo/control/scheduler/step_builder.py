@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from octavo.control.request import Request
 from octavo.words.messages import CachedRequestData, NewRequestData, SchedulerOutput
+
+
+@dataclass(slots=True)
+class StepLoad:
+    """What a step computes. ``attended`` sums n (c + n / 2) over chunks of n prompt tokens after c others."""
+
+    num_decode_tokens: int = 0
+    num_prefill_tokens: int = 0
+    attended: float = 0.0
+
+    def add_chunk(self, num_tokens: int, num_computed_tokens: int) -> None:
+        """Count a chunk of a prompt."""
+        self.num_prefill_tokens += num_tokens
+        self.attended += num_tokens * (num_computed_tokens + num_tokens / 2)
 
 
 class StepBuilder:
@@ -11,7 +27,8 @@ class StepBuilder:
 
     ``admitted`` requests join the running ones when the step is done. ``num_held_back`` requests at the end of the
     running ones get nothing, because they are to make room as soon as the steps that hold them return.
-    ``num_eligible`` counts the requests that could be given tokens.
+    ``num_eligible`` counts the requests that could be given tokens. ``load`` is what was given so far, its decodes
+    counted at the end; ``prefill_seconds`` what its prompt tokens may take (None: nobody asked yet).
     """
 
     def __init__(self, step_id: int, *, token_budget: int, num_eligible: int) -> None:
@@ -19,6 +36,8 @@ class StepBuilder:
         self.token_budget = token_budget
         self.num_eligible = num_eligible
         self.num_held_back = 0
+        self.load = StepLoad()
+        self.prefill_seconds: float | None = None
         self.admitted: list[Request] = []
         self.preempted: list[Request] = []
         self._new: list[NewRequestData] = []
@@ -54,12 +73,14 @@ class StepBuilder:
 
     def build(self, finished_request_ids: list[str]) -> SchedulerOutput:
         """The step as the workers get it."""
+        num_tokens = sum(self._num_scheduled.values())
+        self.load.num_decode_tokens = num_tokens - self.load.num_prefill_tokens
         return SchedulerOutput(
             step_id=self.step_id,
             new_requests=self._new,
             cached_requests=self._cached,
             num_scheduled_tokens=self._num_scheduled,
-            total_num_scheduled_tokens=sum(self._num_scheduled.values()),
+            total_num_scheduled_tokens=num_tokens,
             finished_request_ids=finished_request_ids,
             preempted_request_ids=[request.request_id for request in self.preempted],
             draft_token_ids=self._drafts,
@@ -68,6 +89,8 @@ class StepBuilder:
     def _grant(self, request: Request, num_tokens: int) -> None:
         self.token_budget -= num_tokens
         self._num_scheduled[request.request_id] = num_tokens
+        if num_tokens > 1 + len(request.draft_token_ids):
+            self.load.add_chunk(num_tokens, request.num_computed_tokens)
         # Counted at once, not when the step returns: the next step may be decided before that.
         num_computed = request.num_computed_tokens = request.num_computed_tokens + num_tokens
         request.last_step_id = self.step_id

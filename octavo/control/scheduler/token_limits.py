@@ -61,11 +61,19 @@ class WholePrefill:
 
 
 def token_limits(
-    *, enable_chunked_prefill: bool, long_prefill_token_threshold: int, max_num_batched_tokens: int
+    *,
+    enable_chunked_prefill: bool,
+    long_prefill_token_threshold: int,
+    max_num_batched_tokens: int,
+    step_time: TokenLimit | None = None,
 ) -> tuple[TokenLimit, ...]:
-    """The limits of a scheduler, in order. A threshold of 0 is no threshold."""
+    """The limits of a scheduler, in order. A threshold of 0 is no threshold; whole prompts take the time they take."""
     if not enable_chunked_prefill:
         return request_length, step_budget, WholePrefill(max_num_batched_tokens)
+    limits: list[TokenLimit] = [request_length]
     if long_prefill_token_threshold:
-        return request_length, LongPrefill(long_prefill_token_threshold), step_budget
-    return request_length, step_budget
+        limits.append(LongPrefill(long_prefill_token_threshold))
+    limits.append(step_budget)
+    if step_time is not None:
+        limits.append(step_time)
+    return tuple(limits)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from octavo.device.layers.quantization.method import QuantMethod
 from octavo.device.ops.kernels import Kernels
 from octavo.device.ops.linear import LinearWeight
+from octavo.device.ops.native.quantized import StoredRows
 
 
 class VocabWeight(nn.Module):
@@ -22,6 +25,10 @@ class VocabWeight(nn.Module):
     def operand(self) -> LinearWeight:
         """The rows as the ops take them."""
         return self.method.operand(self)
+
+    def load_rows(self, stack: Sequence[StoredRows]) -> None:
+        """To be called in place of filling a weight that has no memory."""
+        self.method.load_rows(self, stack)
 
     def finish_loading(self) -> None:
         """To be called when the parameters are filled."""

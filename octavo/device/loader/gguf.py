@@ -16,6 +16,7 @@ from octavo.checkpoint.gguf_header import GGUFFile
 from octavo.device.loader.dequantize import dequantizer
 from octavo.device.loader.gguf_dequant import DEQUANTIZE, Bytes
 from octavo.device.loader.source import Move, StoredTensor, map_file
+from octavo.device.ops.native.quantized import StoredRows
 
 # What a thread takes at a time: large, for threads meet at the interpreter's lock between two pieces, and small enough
 # that none is left with much when the others are done.
@@ -65,6 +66,11 @@ class GGUFSource:
             if move.interleaved_heads and move.target.dim() == 1:
                 order = half_split_order(move.interleaved_heads, len(move.target))
                 move.target.copy_(move.target[torch.from_numpy(order)])
+
+    def rows(self, move: Move) -> StoredRows:
+        rows = self._rows(move.stored)
+        order = half_split_order(move.interleaved_heads, len(rows)) if move.interleaved_heads else None
+        return StoredRows(move.stored.type, rows, order)
 
     def close(self) -> None:
         self._bytes = np.empty(0, dtype=np.uint8)

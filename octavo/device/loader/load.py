@@ -17,12 +17,13 @@ from torch import Tensor, nn
 
 from octavo.checkpoint.resolve import Checkpoint
 from octavo.device.layers.weight_map import WeightMap
-from octavo.device.loader.dummy import fill_dummy
+from octavo.device.loader.dummy import dummy_values, fill_dummy
 from octavo.device.loader.gguf import GGUFSource
 from octavo.device.loader.progress import shard_progress
 from octavo.device.loader.safetensors import SafetensorsSource
 from octavo.device.loader.source import Move, StoredTensor, WeightSource
 from octavo.device.loader.weight_map import NameResolver, Placement
+from octavo.device.ops.native.quantized import float_rows
 from octavo.words.errors import CheckpointError, UnsupportedError
 
 BATCH_BYTES = 32 << 20
@@ -32,7 +33,8 @@ BATCH_BYTES = 32 << 20
 class LoadableModel(Protocol):
     """What a model shows to the loader.
 
-    A module with a method ``finish_loading`` is told when its parameters are filled, and may then drop them.
+    A module with a method ``finish_loading`` is told when its parameters are filled, and may then drop them. One whose
+    weight is on the device "meta" gets the stored rows instead, by ``load_rows``, and packs them when it is told.
     """
 
     @property
@@ -78,7 +80,13 @@ def load_weights(
 def _fill_with_dummies(model: LoadableModel, parameters: dict[str, Tensor], seed: int) -> Iterator[tuple[int, int]]:
     modules = dict(model.named_modules())
     for batch in _batches(parameters):
-        yield fill_dummy({name: parameters.pop(name) for name in batch}, seed=seed)
+        chosen = {name: parameters.pop(name) for name in batch}
+        for name in [name for name, parameter in chosen.items() if parameter.is_meta]:
+            rows = float_rows(dummy_values(name, chosen.pop(name).shape, seed=seed))
+            modules[_layer_of(name)].load_rows([rows])  # type: ignore[operator]
+            yield 1, rows.data.nbytes
+        yield fill_dummy(chosen, seed=seed)
+        del chosen
         _finish(modules, batch)
 
 
@@ -87,14 +95,26 @@ def _fill(model: LoadableModel, parameters: dict[str, Tensor], source: WeightSou
     moves, batches = plan_moves(parameters, model.weight_map, source), _batches(parameters)
     modules = dict(model.named_modules())
     parameters.clear()
-    with shard_progress([move.stored.file for chosen in moves.values() for move in chosen]) as progress:
+    with shard_progress([move.stored.file for stack in moves.values() for move in stack]) as progress:
         for batch in batches:
-            chosen = [move for name in batch for move in moves.pop(name)]
-            source.copy(chosen)
-            progress.add([move.stored.file for move in chosen])
-            yield len(chosen), sum(move.stored.nbytes for move in chosen)
-            del chosen
+            stacks = {name: moves.pop(name) for name in batch}
+            _fill_batch(modules, stacks, source)
+            stored = [move.stored for stack in stacks.values() for move in stack]
+            del stacks
+            progress.add([tensor.file for tensor in stored])
+            yield len(stored), sum(tensor.nbytes for tensor in stored)
             _finish(modules, batch)
+
+
+def _fill_batch(modules: Mapping[str, nn.Module], stacks: Mapping[str, list[Move]], source: WeightSource) -> None:
+    in_place: list[Move] = []
+    for name, stack in stacks.items():
+        if stack[0].target.is_meta:
+            rows = [source.rows(move) for move in sorted(stack, key=lambda move: move.start)]
+            modules[_layer_of(name)].load_rows(rows)  # type: ignore[operator]
+        else:
+            in_place += stack
+    source.copy(in_place)
 
 
 def _batches(parameters: Mapping[str, Tensor]) -> list[list[str]]:
@@ -143,7 +163,7 @@ def plan_moves(parameters: Mapping[str, Tensor], weight_map: WeightMap, source: 
             raise CheckpointError(stored.file, f"fills the same weights as {earlier.name!r}", tensor=stored.name)
         filled[place.parameter, place.start] = stored
         target = _target(stored, place, parameters[place.parameter])
-        moves[place.parameter].append(Move(stored, target, place.interleaved_heads))
+        moves[place.parameter].append(Move(stored, target, place.start, place.interleaved_heads))
     _check_all_filled(names, source, parameters, filled)
     for name, parameter in parameters.items():
         if sum(move.target.numel() for move in moves[name]) == parameter.numel():

@@ -6,11 +6,13 @@ import mmap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from octavo.checkpoint.safetensors_header import SafetensorsFile, SafetensorsTensor, read_safetensors_folder
 from octavo.device.loader.source import Move, StoredTensor, map_file
+from octavo.device.ops.native.quantized import StoredRows, float_rows
 
 TORCH_DTYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64,
@@ -44,16 +46,27 @@ class SafetensorsSource:
             if header.nbytes:
                 move.target.copy_(self._view(move.stored.file, header).view(header.shape))
 
+    def rows(self, move: Move) -> StoredRows:
+        stored = move.stored
+        header = self._headers[stored.name]
+        if stored.type == "F64":
+            return float_rows(self._view(stored.file, header).view(header.shape).float())
+        data = np.frombuffer(self._map(stored.file), dtype=np.uint8, offset=header.offset, count=header.nbytes)
+        return StoredRows(stored.type, data.reshape(header.shape[0], -1))
+
     def close(self) -> None:
         self._maps.clear()
 
     def _view(self, path: Path, header: SafetensorsTensor) -> Tensor:
-        if path not in self._maps:
-            self._maps[path] = map_file(path)
-        raw = torch.frombuffer(self._maps[path], dtype=torch.uint8, offset=header.offset, count=header.nbytes)
+        raw = torch.frombuffer(self._map(path), dtype=torch.uint8, offset=header.offset, count=header.nbytes)
         dtype = TORCH_DTYPES[header.dtype]
         # The format does not promise alignment.
         return (raw.clone() if header.offset % dtype.itemsize else raw).view(dtype)
+
+    def _map(self, path: Path) -> mmap.mmap:
+        if path not in self._maps:
+            self._maps[path] = map_file(path)
+        return self._maps[path]
 
 
 def _stored(file: SafetensorsFile) -> list[StoredTensor]:

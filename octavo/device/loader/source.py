@@ -10,6 +10,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from octavo.device.ops.native.quantized import StoredRows
+
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
@@ -26,11 +28,12 @@ class StoredTensor:
 class Move:
     """One copy: a stored tensor into a view of a parameter, of the same shape and any float dtype.
 
-    ``interleaved_heads`` is as in ``Placement``.
+    ``start`` is the parameter's first row that is meant; ``interleaved_heads`` is as in ``Placement``.
     """
 
     stored: StoredTensor
     target: Tensor
+    start: int = 0
     interleaved_heads: int = 0
 
 
@@ -51,6 +54,10 @@ class WeightSource(Protocol):
 
     def copy(self, moves: Sequence[Move]) -> None:
         """Make all moves, converting as needed. In which order and by how many threads is the source's affair."""
+        ...
+
+    def rows(self, move: Move) -> StoredRows:
+        """The stored bytes of a matrix in the order of the target's rows; valid until ``close``."""
         ...
 
     def close(self) -> None:

@@ -16,7 +16,6 @@ from octavo.device.layers.embedding import Embedding, LMHead, VocabWeight
 from octavo.device.layers.linear import Linear
 from octavo.device.layers.mlp import GatedMLP
 from octavo.device.layers.norm import RMSNorm
-from octavo.device.layers.quantization.unquantized import UNQUANTIZED
 from octavo.device.layers.rotary import rope_table
 from octavo.device.layers.weight_map import ROPE_TABLES, Rename, Rule, Skip, Stack
 from octavo.device.models.options import ModelOptions
@@ -68,13 +67,13 @@ class ModelParts:
         )
 
     def embedding(self) -> Embedding:
-        """The token embedding; rows that are the output head's too have the linear layers' format."""
+        """The token embedding; rows that are the output head's too have its format."""
         facts, options = self.facts, self.options
         return Embedding(
             facts.vocab_size,
             facts.hidden_size,
             dtype=options.dtype,
-            method=options.quantization if facts.tie_word_embeddings else UNQUANTIZED,
+            method=options.head_quantization if facts.tie_word_embeddings else options.embedding_quantization,
             kernels=options.kernels,
             scale=facts.embedding_scale,
         )
@@ -83,7 +82,8 @@ class ModelParts:
         facts, options = self.facts, self.options
         weight: VocabWeight = embedding
         if not facts.tie_word_embeddings:
-            weight = VocabWeight(facts.vocab_size, facts.hidden_size, dtype=options.dtype, method=options.quantization)
+            method = options.head_quantization
+            weight = VocabWeight(facts.vocab_size, facts.hidden_size, dtype=options.dtype, method=method)
         return LMHead(weight, kernels=options.kernels, softcap=facts.final_logit_softcap)
 
     def attention(self, index: int) -> SelfAttention:

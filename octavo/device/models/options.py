@@ -17,7 +17,8 @@ class ModelOptions:
     """Decisions of the Plan in the device plane's terms.
 
     ``dtype`` is that of weights and activations. ``max_model_len`` sizes the rotary tables: positions stay below
-    it (with "auto", the checkpoint's limit). ``quantization`` is a format that ``kernels`` read.
+    it (with "auto", the checkpoint's limit). ``quantization``, ``head_quantization`` (of an embedding tied to the
+    head too) and ``embedding_quantization`` (of one that is not) are formats that ``kernels`` read.
     """
 
     dtype: torch.dtype
@@ -26,3 +27,5 @@ class ModelOptions:
     attention: AttentionBackend
     kernels: Kernels = REFERENCE_KERNELS
     quantization: QuantMethod = UNQUANTIZED
+    head_quantization: QuantMethod = UNQUANTIZED
+    embedding_quantization: QuantMethod = UNQUANTIZED

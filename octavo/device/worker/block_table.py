@@ -56,8 +56,8 @@ class BlockTable:
 
     def slot_mapping(self, slots: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """[T] int64: where in the cache each token lies. slots and positions are both [T]."""
-        block_ids = self._block_ids[slots, positions // self.block_size].astype(np.int64)
-        return block_ids * self.block_size + positions % self.block_size
+        columns, offsets = np.divmod(positions, self.block_size)
+        return self._block_ids[slots, columns] * np.int64(self.block_size) + offsets
 
     def _reserve(self, num_columns: int) -> None:
         rows, columns = self._block_ids.shape

@@ -13,6 +13,7 @@ from octavo.device.attention.backend import AttentionNeeds
 from octavo.device.attention.select import select_backend
 from octavo.device.layers.quantization.method import QuantMethod
 from octavo.device.layers.quantization.native_dense import NativeDense
+from octavo.device.layers.quantization.native_quantized import NativeQuantized
 from octavo.device.layers.quantization.unquantized import UNQUANTIZED
 from octavo.device.models.build import build_model
 from octavo.device.models.options import ModelOptions
@@ -31,6 +32,8 @@ from octavo.util.lazy import resolve
 from octavo.words.errors import ConfigError
 from octavo.words.model_facts import ModelFacts
 
+# What linear layers and what the vocabulary are quantised to by the Plan's name; None: as a GGUF file stores them.
+QUANTIZED_FORMATS = {"gguf": (None, None), "int8": ("int8", "int8"), "int4": ("Q4_0", "int8")}
 WORKER = "octavo.device.worker.worker:Worker"
 
 
@@ -75,7 +78,7 @@ def build_empty_model(plan: Plan, facts: ModelFacts, kernels: Kernels) -> nn.Mod
         max_model_len=plan.max_model_len or facts.max_position,
         attention=attention,
         kernels=kernels,
-        quantization=_weight_format(kernels),
+        **_weight_formats(plan, kernels),
     )
     return build_model(facts, options)
 
@@ -104,8 +107,17 @@ def build_model_runner(
     )
 
 
-def _weight_format(kernels: Kernels) -> QuantMethod:
-    return UNQUANTIZED if kernels.native is None else NativeDense(kernels.native)
+def _weight_formats(plan: Plan, kernels: Kernels) -> dict[str, QuantMethod]:
+    """Formats of linear layers, of the output head, and of an embedding that is not the head's too."""
+    names = ("quantization", "head_quantization", "embedding_quantization")
+    native = kernels.native
+    if native is None:
+        return dict.fromkeys(names, UNQUANTIZED)
+    if plan.quantization == "none":
+        return dict(zip(names, (NativeDense(native), NativeDense(native), UNQUANTIZED), strict=True))
+    linear, vocab = QUANTIZED_FORMATS[plan.quantization]
+    of_vocab = NativeQuantized(native, plan.quantization, vocab)
+    return dict(zip(names, (NativeQuantized(native, plan.quantization, linear), of_vocab, of_vocab), strict=True))
 
 
 def _class(option: str, name: str) -> Any:

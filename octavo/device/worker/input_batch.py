@@ -23,6 +23,8 @@ from octavo.device.worker.kv_cache import LayerGroup
 from octavo.device.worker.request_table import RequestTable
 from octavo.words.messages import SchedulerOutput
 
+_ZERO = np.zeros(1, dtype=np.int64)
+
 
 @dataclass(frozen=True, kw_only=True)
 class InputBatch:
@@ -109,14 +111,15 @@ class StepInputs:
         slots = table.slots(request_ids)
         num_computed = table.num_computed_tokens[slots]
         seq_lens = num_computed + num_scheduled
-        query_start_loc = np.zeros(num_requests + 1, dtype=np.int64)
-        np.cumsum(num_scheduled, out=query_start_loc[1:])
+        query_start_loc = np.concatenate((_ZERO, num_scheduled.cumsum()))
         num_tokens = int(query_start_loc[-1])
         self._query_start_loc[: num_requests + 1] = query_start_loc
         self._seq_lens[:num_requests] = seq_lens
-        # Token t of request r is at position num_computed[r] + t - query_start_loc[r].
-        slot_of_token = np.repeat(slots, num_scheduled)
-        positions = np.arange(num_tokens) + np.repeat(num_computed - query_start_loc[:-1], num_scheduled)
+        slot_of_token, positions = slots, num_computed
+        if num_tokens > num_requests:
+            # Token t of request r is at position num_computed[r] + t - query_start_loc[r].
+            slot_of_token = slots.repeat(num_scheduled)
+            positions = np.arange(num_tokens) + (num_computed - query_start_loc[:-1]).repeat(num_scheduled)
         self._positions[:num_tokens] = positions
         self._token_ids[:num_tokens] = table.token_ids[slot_of_token, positions]
         max_seq_len = int(seq_lens.max())
@@ -129,7 +132,7 @@ class StepInputs:
             num_computed=num_computed,
             seq_lens=seq_lens,
             query_start_loc=query_start_loc,
-            sampled=np.flatnonzero(seq_lens >= table.num_tokens[slots]),
+            sampled=(seq_lens >= table.num_tokens[slots]).nonzero()[0],
             num_tokens=num_tokens,
             inputs=self,
         )

@@ -37,6 +37,7 @@ def load_tiny_model(
         attention=CpuAttention(chosen.native) if native else ReferenceAttention(),
         kernels=chosen,
         quantization=NativeDense(chosen.native) if native else UNQUANTIZED,
+        head_quantization=NativeDense(chosen.native) if native else UNQUANTIZED,
     )
     model = build_model(read_model_facts(checkpoint), options)
     load_weights(model, checkpoint)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import nn
 
 from octavo.device.ops.linear import LinearWeight
+from octavo.device.ops.native.quantized import StoredRows
 
 
 class QuantMethod(Protocol):
@@ -18,7 +20,11 @@ class QuantMethod(Protocol):
     def create_weights(
         self, layer: nn.Module, in_features: int, out_features: int, *, bias: bool, dtype: torch.dtype
     ) -> None:
-        """Register uninitialised parameters on the layer."""
+        """Register uninitialised parameters on the layer. A weight on the device "meta" wants ``load_rows``."""
+        ...
+
+    def load_rows(self, layer: nn.Module, stack: Sequence[StoredRows]) -> None:
+        """Take the weight as it is stored, from the top down; the file stays mapped until ``finish``."""
         ...
 
     def finish(self, layer: nn.Module) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
 from octavo.device.layers.quantization.unquantized import UNQUANTIZED
 from octavo.device.ops.native.context import NativeContext
 from octavo.device.ops.native.linear import PackedWeight, pack_dense
+from octavo.device.ops.native.quantized import StoredRows
 
 
 class NativeDense:
@@ -22,6 +25,9 @@ class NativeDense:
         self, layer: nn.Module, in_features: int, out_features: int, *, bias: bool, dtype: torch.dtype
     ) -> None:
         UNQUANTIZED.create_weights(layer, in_features, out_features, bias=bias, dtype=dtype)
+
+    def load_rows(self, layer: nn.Module, stack: Sequence[StoredRows]) -> None:
+        UNQUANTIZED.load_rows(layer, stack)
 
     def finish(self, layer: nn.Module) -> None:
         layer.packed = pack_dense(self._native, layer.weight, layer.bias)

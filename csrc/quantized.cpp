@@ -1,0 +1,221 @@
+#include "quantized.h"
+
+#include <algorithm>
+#include <bit>
+#include <stdexcept>
+#include <string>
+
+#include "dequantize.h"
+#include "isa.h"
+#include "quantized_panel.h"
+
+namespace octavo {
+namespace {
+
+constexpr IsaTable<QuantizedKernels> kKernels{&generic::quantized_kernels,
+                                              OCTAVO_AVX2_OR_NULL(avx2::quantized_kernels)};
+
+constexpr std::string_view kNames[kNumWeightFormats] = {"Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1",
+                                                        "Q4_K", "Q5_K", "Q6_K", "int8"};
+KernelCounter counters[kNumWeightFormats] = {
+    KernelCounter("linear_q8_0"), KernelCounter("linear_q4_0"), KernelCounter("linear_q4_1"),
+    KernelCounter("linear_q5_0"), KernelCounter("linear_q5_1"), KernelCounter("linear_q4_k"),
+    KernelCounter("linear_q5_k"), KernelCounter("linear_q6_k"), KernelCounter("linear_int8")};
+
+constexpr std::size_t kTaskBytes = 64 << 10;  // of weights: some microseconds, so that threads end together
+constexpr std::size_t kRowsAtOnce = 64;       // of inputs, as in the kernel
+constexpr std::size_t kQuantizedAtOnce = 8;   // rows
+
+std::size_t divide_up(std::size_t number, std::size_t divisor) { return (number + divisor - 1) / divisor; }
+std::size_t index_of(WeightFormat format) { return static_cast<std::size_t>(format); }
+
+std::size_t columns_of(const std::vector<QuantizedMatrix::Source>& sources) {
+    std::size_t sum = 0;
+    for (const auto& source : sources) sum += source.rows.num_rows;
+    return sum;
+}
+
+// Where quantised inputs are written to; kept, for a step calls a hundred times.
+ActivationGroup* scratch(std::size_t count) {
+    thread_local std::vector<ActivationGroup> memory;
+    if (memory.size() < count) memory.resize(count);
+    return memory.data();
+}
+
+// A source's rows by number, in the order that is asked.
+class RowReader {
+public:
+    RowReader(const StoredRows& rows, std::size_t k) : rows_(rows), k_(k), format_(find_block_format(rows.type)) {
+        if (!format_) throw std::invalid_argument("no block format " + std::string(rows.type));
+        if (k % format_->block_size) {
+            throw std::invalid_argument("rows of " + std::to_string(k) + " are not whole blocks of " +
+                                        std::string(rows.type));
+        }
+    }
+
+    const std::uint8_t* blocks(std::size_t row) const {
+        const std::size_t stored = rows_.order ? static_cast<std::size_t>(rows_.order[row]) : row;
+        return rows_.data + stored * (k_ / format_->block_size * format_->block_bytes);
+    }
+
+    void read(std::size_t row, float* out) const {
+        format_->to_float32(blocks(row), k_ / format_->block_size, out);
+    }
+
+private:
+    StoredRows rows_;
+    std::size_t k_;
+    const BlockFormat* format_;
+};
+
+}  // namespace
+
+WeightFormat weight_format(std::string_view name) {
+    const auto* found = std::find(std::begin(kNames), std::end(kNames), name);
+    if (found == std::end(kNames)) {
+        throw std::invalid_argument("there are no kernels for weights as " + std::string(name));
+    }
+    return static_cast<WeightFormat>(found - std::begin(kNames));
+}
+
+// Columns of one format.
+struct QuantizedMatrix::Part {
+    Part(ThreadPool& pool, const Source& source, std::size_t k, std::size_t first_column, const float* bias)
+        : format(source.format), layout(layout_of(format)), num_groups(divide_up(k, kGroup)),
+          first_column(first_column), num_columns(source.rows.num_rows), panels(num_panels() * panel_bytes()) {
+        const RowReader rows(source.rows, k);
+        const bool as_stored = source.rows.type == kNames[index_of(format)];
+        if (!as_stored && !is_quantizer(format)) {
+            throw std::invalid_argument("numbers are quantised to Q8_0, Q4_0 and int8 only");
+        }
+        pool.run(num_panels(), [&](std::size_t panel, int) { as_stored ? move(rows, panel) : quantize(rows, panel, k); });
+        if (!bias) return;
+        biases.resize(num_panels() * kQuantizedColumns);
+        std::copy_n(bias + first_column, num_columns, biases.begin());
+    }
+
+    std::size_t num_panels() const { return divide_up(num_columns, kQuantizedColumns); }
+    std::size_t panel_bytes() const { return layout.panel_bytes(num_groups); }
+    std::size_t panels_of_task() const { return std::max<std::size_t>(1, kTaskBytes / panel_bytes()); }
+    std::size_t num_tasks() const { return divide_up(num_panels(), panels_of_task()); }
+
+    std::size_t lanes_of(std::size_t panel) const {
+        return std::min(kQuantizedColumns, num_columns - panel * kQuantizedColumns);
+    }
+    PanelColumn column(std::size_t panel, std::size_t lane) const {
+        return {panels.data() + panel * panel_bytes(), lane, num_groups};
+    }
+
+    void move(const RowReader& rows, std::size_t panel) {
+        const std::size_t step = layout.groups_of_block();
+        for (std::size_t group = 0; group < num_groups; group += step) {
+            for (std::size_t lane = 0; lane < lanes_of(panel); ++lane) {
+                const std::uint8_t* blocks = rows.blocks(panel * kQuantizedColumns + lane);
+                pack_blocks(format, blocks, group, group + step, column(panel, lane));
+            }
+        }
+    }
+
+    void quantize(const RowReader& rows, std::size_t panel, std::size_t k) {
+        std::vector<float> numbers(num_groups * kGroup, 0.0f);
+        for (std::size_t lane = 0; lane < lanes_of(panel); ++lane) {
+            rows.read(panel * kQuantizedColumns + lane, numbers.data());
+            std::fill(numbers.begin() + static_cast<std::ptrdiff_t>(k), numbers.end(), 0.0f);
+            quantize_row(format, numbers.data(), column(panel, lane));
+        }
+    }
+
+    QuantizedTask task(std::size_t number) const {
+        const std::size_t panel = number * panels_of_task(), column = panel * kQuantizedColumns;
+        QuantizedTask task{};
+        task.num_groups = num_groups;
+        task.panels = panels.data() + panel * panel_bytes();
+        task.num_panels = std::min(panels_of_task(), num_panels() - panel);
+        task.bias = biases.empty() ? nullptr : biases.data() + column;
+        task.num_columns = num_columns - column;
+        return task;
+    }
+
+    const WeightFormat format;
+    const PanelLayout layout;
+    const std::size_t num_groups, first_column, num_columns;
+    Arena panels;
+    std::vector<float> biases;  // padded to whole panels, or empty
+};
+
+QuantizedMatrix::QuantizedMatrix(ThreadPool& pool, std::size_t k, const std::vector<Source>& sources, const float* bias)
+    : PackedMatrix(columns_of(sources), k) {
+    std::size_t first_column = 0;
+    for (const Source& source : sources) {
+        parts_.push_back(std::make_unique<Part>(pool, source, k, first_column, bias));
+        first_column += source.rows.num_rows;
+    }
+}
+
+QuantizedMatrix::~QuantizedMatrix() = default;
+
+std::size_t QuantizedMatrix::bytes() const {
+    std::size_t sum = 0;
+    for (const auto& part : parts_) sum += part->panels.bytes() + part->biases.size() * sizeof(float);
+    return sum;
+}
+
+void QuantizedMatrix::run(ThreadPool& pool, const void* x, NumberType x_type, std::size_t num_rows, NumberType out_type,
+                          void* out) const {
+    for (const auto& part : parts_) counters[index_of(part->format)].add();
+    if (num_rows == 0) return;
+    const QuantizedKernels& kernels = kKernels.active();
+    ActivationGroup* inputs = scratch(num_rows * num_groups());
+    pool.run(divide_up(num_rows, kQuantizedAtOnce), [&](std::size_t task, int) {
+        const std::size_t end = std::min(num_rows, (task + 1) * kQuantizedAtOnce);
+        for (std::size_t row = task * kQuantizedAtOnce; row < end; ++row) {
+            if (x_type == NumberType::float32) {
+                kernels.quantize_float32(static_cast<const float*>(x) + row * k(), k(), inputs + row, num_rows);
+            } else {
+                kernels.quantize_bfloat16(static_cast<const std::uint16_t*>(x) + row * k(), k(), inputs + row, num_rows);
+            }
+        }
+    });
+    std::size_t tasks_of_rows = 0;
+    for (const auto& part : parts_) tasks_of_rows += part->num_tasks();
+    pool.run(tasks_of_rows * divide_up(num_rows, kRowsAtOnce), [&](std::size_t number, int) {
+        const std::size_t row = number / tasks_of_rows * kRowsAtOnce;
+        std::size_t of_part = number % tasks_of_rows;
+        auto part = parts_.begin();
+        while (of_part >= (*part)->num_tasks()) of_part -= (*part++)->num_tasks();
+        QuantizedTask task = (*part)->task(of_part);
+        const std::size_t column = (*part)->first_column + (*part)->num_columns - task.num_columns;
+        task.x = inputs + row;
+        task.x_stride = num_rows;
+        task.num_rows = std::min(kRowsAtOnce, num_rows - row);
+        task.out = static_cast<char*>(out) + (row * num_columns() + column) * item_bytes(out_type);
+        task.out_stride = num_columns();
+        const auto& kernel = out_type == NumberType::float32 ? kernels.to_float32 : kernels.to_bfloat16;
+        kernel[index_of((*part)->format)](task);
+    });
+}
+
+const QuantizedMatrix::Part& QuantizedMatrix::part_of(std::size_t column) const {
+    auto part = parts_.begin();
+    while (column >= (*part)->first_column + (*part)->num_columns) ++part;
+    return **part;
+}
+
+void QuantizedMatrix::unpack_rows(ThreadPool& pool, const std::int64_t* ids, std::size_t num_ids, NumberType out_type,
+                                  void* out) const {
+    pool.run(num_ids, [&](std::size_t i, int) {
+        const std::size_t id = static_cast<std::size_t>(ids[i]);
+        const Part& part = part_of(id);
+        const std::size_t column = id - part.first_column;
+        std::vector<float> row(num_groups() * kGroup);
+        unpack_row(part.format, part.column(column / kQuantizedColumns, column % kQuantizedColumns), row.data());
+        char* to = static_cast<char*>(out) + i * k() * item_bytes(out_type);
+        if (out_type == NumberType::float32) {
+            std::copy_n(row.data(), k(), reinterpret_cast<float*>(to));
+        } else {
+            to_bfloat16(row.data(), k(), reinterpret_cast<std::uint16_t*>(to));
+        }
+    });
+}
+
+}  // namespace octavo

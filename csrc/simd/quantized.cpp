@@ -1,0 +1,231 @@
+// Kernels of quantised weights: integer sums of a group at a time, and a float accumulator for each row and column.
+#include "simd/quantized.h"
+
+#include "simd/columns.h"
+#include "simd/lanes.h"
+
+namespace octavo::OCTAVO_ISA {
+namespace {
+
+constexpr int kMaxRows = 4;              // of integer sums in registers
+constexpr std::size_t kRowsAtOnce = 64;  // whose accumulators stay in the first-level cache
+
+// A group of a panel as its kernels want it.
+template <WeightFormat kFormat>
+struct Group {
+    static constexpr PanelLayout kLayout = layout_of(kFormat);
+
+    Bytes weights[8];
+    Columns scale, minimum;
+    HalfScales half_scales;
+
+    OCTAVO_INLINE Group(const char* block_header, const char* group) {
+        read_scales(block_header, group);
+        read_weights(group + kLayout.group_header());
+    }
+
+    OCTAVO_INLINE void read_scales(const char* block_header, const char* group) {
+        if constexpr (kLayout.scales == Scales::half || kLayout.scales == Scales::half_and_minimum) {
+            scale = Columns::load_half(group);
+        }
+        if constexpr (kLayout.scales == Scales::half_and_minimum) minimum = Columns::load_half(group + 32);
+        if constexpr (kLayout.scales == Scales::block) {
+            // Products of 11 and 6 bits: exact.
+            scale = Columns::load_half(block_header) * Columns::load_uint8(group);
+            minimum = -(Columns::load_half(block_header + 32) * Columns::load_uint8(group + 16));
+        }
+        if constexpr (kLayout.scales == Scales::block_of_halves) {
+            scale = Columns::load_half(block_header);
+            half_scales = HalfScales::load(group);
+        }
+    }
+
+    OCTAVO_INLINE void read_weights(const char* bits) {
+        if constexpr (kLayout.bits == 8) {
+            for (int s = 0; s < 8; ++s) weights[s] = Bytes::load(bits + 64 * s);
+            return;
+        }
+        for (int s = 0; s < 4; ++s) {
+            const Bytes both = Bytes::load(bits + 64 * s);
+            weights[s] = shifted<0>(both, 0x0f);
+            weights[s + 4] = shifted<-4>(both, 0x0f);
+        }
+        if constexpr (kLayout.bits == 5) add_fifth_bits(Bytes::load(bits + 256));
+        if constexpr (kLayout.bits == 6) {
+            add_two_bits(Bytes::load(bits + 256), weights);
+            add_two_bits(Bytes::load(bits + 320), weights + 4);
+        }
+    }
+
+    OCTAVO_INLINE void add_fifth_bits(Bytes high) {
+        weights[0] = weights[0] | shifted<4>(high, 0x10);
+        weights[1] = weights[1] | shifted<3>(high, 0x10);
+        weights[2] = weights[2] | shifted<2>(high, 0x10);
+        weights[3] = weights[3] | shifted<1>(high, 0x10);
+        weights[4] = weights[4] | shifted<0>(high, 0x10);
+        weights[5] = weights[5] | shifted<-1>(high, 0x10);
+        weights[6] = weights[6] | shifted<-2>(high, 0x10);
+        weights[7] = weights[7] | shifted<-3>(high, 0x10);
+    }
+
+    static OCTAVO_INLINE void add_two_bits(Bytes high, Bytes* four) {
+        four[0] = four[0] | shifted<4>(high, 0x30);
+        four[1] = four[1] | shifted<2>(high, 0x30);
+        four[2] = four[2] | shifted<0>(high, 0x30);
+        four[3] = four[3] | shifted<-2>(high, 0x30);
+    }
+};
+
+// One group of a few rows.
+template <WeightFormat kFormat, int kRows>
+OCTAVO_INLINE void accumulate(const Group<kFormat>& group, const ActivationGroup* x, float (*totals)[16]) {
+    constexpr PanelLayout kLayout = layout_of(kFormat);
+    Sums sums[kRows];
+    dot_of_group<kLayout.bits, kLayout.offset>(group.weights, group.half_scales, x, sums);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+        const Columns t = to_float(sums[r]), scale = Columns::broadcast(x[r].scale);
+        Columns total = Columns::load(totals[r]);
+        if constexpr (kLayout.scales == Scales::column) {
+            total = fma(t, scale, total);
+        } else {
+            total = fma(t * scale, group.scale, total);
+        }
+        if constexpr (kLayout.has_minimum()) total = fma(group.minimum, Columns::broadcast(x[r].sum), total);
+        total.store(totals[r]);
+    }
+}
+
+template <WeightFormat kFormat>
+OCTAVO_INLINE void accumulate_rows(const Group<kFormat>& group, const ActivationGroup* x, std::size_t num_rows,
+                                   float (*totals)[16]) {
+    std::size_t row = 0;
+    for (; row + kMaxRows <= num_rows; row += kMaxRows) accumulate<kFormat, kMaxRows>(group, x + row, totals + row);
+    switch (num_rows - row) {
+        case 3: return accumulate<kFormat, 3>(group, x + row, totals + row);
+        case 2: return accumulate<kFormat, 2>(group, x + row, totals + row);
+        case 1: return accumulate<kFormat, 1>(group, x + row, totals + row);
+    }
+}
+
+OCTAVO_INLINE void store(float* out, const float* values, std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) out[i] = values[i];
+}
+OCTAVO_INLINE void store(std::uint16_t* out, const float* values, std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) out[i] = to_bfloat16(values[i]);
+}
+
+template <WeightFormat kFormat, class Out>
+OCTAVO_INLINE void finish(const QuantizedTask& task, const char* panel, std::size_t column, std::size_t row,
+                          std::size_t num_rows, float (*totals)[16]) {
+    const std::size_t left = task.num_columns - column, count = left < 16 ? left : 16;
+    for (std::size_t r = 0; r < num_rows; ++r) {
+        Columns total = Columns::load(totals[r]);
+        if constexpr (layout_of(kFormat).scales == Scales::column) {
+            total = total * Columns::load(reinterpret_cast<const float*>(panel));
+        }
+        if (task.bias) total = total + Columns::load(task.bias + column);
+        total.store(totals[r]);
+        store(static_cast<Out*>(task.out) + (row + r) * task.out_stride + column, totals[r], count);
+    }
+}
+
+template <WeightFormat kFormat, class Out>
+void panel_times_rows(const QuantizedTask& task, std::size_t panel_number, std::size_t row, std::size_t num_rows) {
+    constexpr PanelLayout kLayout = layout_of(kFormat);
+    const char* panel = task.panels + panel_number * kLayout.panel_bytes(task.num_groups);
+    const ActivationGroup* x = task.x + row;
+    float totals[kRowsAtOnce][16];
+    for (std::size_t r = 0; r < num_rows; ++r) Columns::zero().store(totals[r]);
+    const char* block = panel + kLayout.panel_header();
+    for (std::size_t g = 0; g < task.num_groups; g += kLayout.groups_of_block(), block += kLayout.block_bytes()) {
+        for (std::size_t i = 0; i < kLayout.groups_of_block(); ++i) {
+            const char* group = block + kLayout.block_header() + i * kLayout.group_bytes();
+            accumulate_rows<kFormat>({block, group}, x + (g + i) * task.x_stride, num_rows, totals);
+        }
+    }
+    finish<kFormat, Out>(task, panel, panel_number * kQuantizedColumns, row, num_rows, totals);
+}
+
+template <WeightFormat kFormat, class Out>
+void product(const QuantizedTask& task) {
+    for (std::size_t row = 0; row < task.num_rows; row += kRowsAtOnce) {
+        const std::size_t left = task.num_rows - row, num_rows = left < kRowsAtOnce ? left : kRowsAtOnce;
+        for (std::size_t panel = 0; panel < task.num_panels; ++panel) {
+            panel_times_rows<kFormat, Out>(task, panel, row, num_rows);
+        }
+    }
+}
+
+// Numbers of one group, zeros beyond k.
+template <class In>
+OCTAVO_INLINE void widen_group(const In* x, std::size_t count, Lanes (&out)[4]) {
+    if (count >= kGroup) {
+        for (int i = 0; i < 4; ++i) out[i] = load(x + 8 * i);
+        return;
+    }
+    In padded[kGroup] = {};
+    for (std::size_t i = 0; i < count; ++i) padded[i] = x[i];
+    for (int i = 0; i < 4; ++i) out[i] = load(padded + 8 * i);
+}
+
+// The nearest whole numbers, ties to even, of numbers far below 2^22 are the low bits of this sum.
+constexpr float kWhole = 12582912.0f;  // 1.5 * 2^23
+// Below, a quotient by the largest number would overflow; such numbers count as zeros.
+constexpr float kSmallest = 1e-36f;
+
+OCTAVO_INLINE void quantize_group(const Lanes (&x)[4], ActivationGroup& out) {
+    Lanes most = zero_lanes(), problem = zero_lanes();
+    for (const Lanes& each : x) {
+        most = larger(most, magnitude(each));
+        problem = problem + (each - each);  // NaN where one is not finite
+    }
+    const float largest = largest_lane(most), not_finite = sum_lanes(problem);
+    const float inverse = largest > kSmallest ? 127.0f / largest : 0.0f;
+    std::uint32_t bits[kGroup];
+    for (int i = 0; i < 4; ++i) {
+        float sums[kLanes];
+        store(sums, x[i] * broadcast(inverse) + broadcast(kWhole));
+        std::memcpy(bits + 8 * i, sums, sizeof sums);
+    }
+    for (std::size_t i = 0; i < kGroup; ++i) out.values[i] = static_cast<std::int8_t>(bits[i]);
+    int total = 0;
+    for (int half = 0; half < 2; ++half) {
+        for (int pair = 0; pair < 2; ++pair) {
+            int sum = 0;
+            for (int s = 0; s < 4; ++s) {
+                const std::int8_t* two = out.values + 16 * half + 4 * s + 2 * pair;
+                sum += two[0] + two[1];
+            }
+            out.negative_sums[half][pair] = static_cast<std::int16_t>(-sum);
+            total += sum;
+        }
+    }
+    out.scale = (largest > kSmallest ? largest / 127.0f : 0.0f) + not_finite;
+    out.sum = out.scale * static_cast<float>(total);
+}
+
+template <class In>
+void quantize(const In* x, std::size_t k, ActivationGroup* out, std::size_t stride) {
+    for (std::size_t i = 0; i < k; i += kGroup, out += stride) {
+        Lanes numbers[4];
+        widen_group(x + i, k - i, numbers);
+        quantize_group(numbers, *out);
+    }
+}
+
+}  // namespace
+
+#define OCTAVO_PRODUCTS(Out)                                                                                         \
+    {product<WeightFormat::q8_0, Out>, product<WeightFormat::q4_0, Out>, product<WeightFormat::q4_1, Out>,           \
+     product<WeightFormat::q5_0, Out>, product<WeightFormat::q5_1, Out>, product<WeightFormat::q4_k, Out>,           \
+     product<WeightFormat::q5_k, Out>, product<WeightFormat::q6_k, Out>, product<WeightFormat::int8, Out>}
+
+const QuantizedKernels quantized_kernels{
+    quantize<float>,
+    quantize<std::uint16_t>,
+    OCTAVO_PRODUCTS(float),
+    OCTAVO_PRODUCTS(std::uint16_t),
+};
+
+}  // namespace octavo::OCTAVO_ISA

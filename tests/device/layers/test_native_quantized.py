@@ -1,0 +1,146 @@
+"""Weights that stay in a few bits: the file's own numbers, once in memory, from the file to the packed form."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from octavo.checkpoint.facts import read_model_facts
+from octavo.checkpoint.resolve import resolve_model
+from octavo.config.flat import config_from_kwargs
+from octavo.device.layers.linear import Linear
+from octavo.device.layers.quantization.native_quantized import NativeQuantized
+from octavo.device.loader.dummy import dummy_values
+from octavo.device.loader.load import load_weights
+from octavo.device.ops.kernels import load_kernels
+from octavo.device.ops.native.quantized import StoredRows
+from octavo.device.platform.detect import detect_caps
+from octavo.device.worker.build import build_empty_model, build_kernels
+from octavo.device.worker.memory import parameter_bytes
+from octavo.plan.planner import make_plan
+from tests.tiny_models import save_tiny_model
+
+pytest.importorskip("octavo._native", reason="built without the native module")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def empty_model(name: str, quantization: str | None) -> nn.Module:
+    config = config_from_kwargs(model=name, quantization=quantization, dtype="float32", max_model_len=64)
+    facts = read_model_facts(resolve_model(name))
+    plan = make_plan(config, facts, detect_caps("cpu"))
+    return build_empty_model(plan, facts, build_kernels(plan))
+
+
+def loaded(name: str, quantization: str | None) -> nn.Module:
+    model = empty_model(name, quantization)
+    load_weights(model, resolve_model(name))
+    return model
+
+
+def matrices(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Every weight matrix as numbers."""
+    operands = {name: module.packed for name, module in model.named_modules() if hasattr(module, "packed")}
+    return {name: packed.rows(torch.arange(packed.out_features)) for name, packed in operands.items()}
+
+
+def test_a_gguf_model_holds_the_numbers_it_is_dequantised_to(smollm2: str) -> None:
+    """Stacks of q, k, v and of gate and up, rows of rotary heads put in order, and the tied embedding."""
+    own, dense = matrices(loaded(smollm2, None)), matrices(loaded(smollm2, "none"))
+    assert len(own) == 4 * 30 + 1
+    assert own.keys() == dense.keys()
+    assert all(torch.equal(own[name], dense[name]) for name in own)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+@pytest.mark.parametrize(("quantization", "worst"), [("int8", 0.01), ("int4", 0.2)])
+def test_a_checkpoint_is_quantised_at_load(quantization: str, worst: float, architecture: str, tmp_path: Path) -> None:
+    name = str(save_tiny_model(tmp_path, architecture))
+    held, exact = matrices(loaded(name, quantization)), matrices(loaded(name, "none"))
+    assert exact.keys() <= held.keys()
+    for each, matrix in exact.items():
+        error = (held[each] - matrix).abs() / matrix.abs().amax(1, keepdim=True)
+        assert 0 < error.max() < worst
+
+
+def test_dummy_weights_are_quantised_too(tmp_path: Path) -> None:
+    name = str(save_tiny_model(tmp_path, "llama"))
+    model = empty_model(name, "int8")
+    load_weights(model, resolve_model(name), load_format="dummy", seed=3)
+    held = matrices(model)["layers.0.mlp.down"]
+    expected = dummy_values("layers.0.mlp.down.weight", held.shape, seed=3)
+    torch.testing.assert_close(held, expected, rtol=0, atol=expected.abs().max().item() / 200)
+
+
+class Stored(nn.Module):
+    """A layer given rows by hand."""
+
+    def __init__(self, out_features: int, format: str | None = None) -> None:
+        super().__init__()
+        kernels = load_kernels("native")
+        method = NativeQuantized(kernels.native, "gguf", format)
+        self.linear = Linear(256, out_features, bias=False, dtype=torch.float32, method=method, kernels=kernels)
+
+    def finish(self, *stack: StoredRows) -> torch.Tensor:
+        self.linear.load_rows(stack)
+        self.linear.finish_loading()
+        return self.linear.operand.rows(torch.arange(self.linear.out_features))
+
+
+def test_types_without_kernels_become_q8_0_and_floats_stay_dense() -> None:
+    weight = torch.randn(6, 256, generator=torch.Generator().manual_seed(1))
+    half = StoredRows("F16", weight.half().view(torch.uint8).numpy(), np.arange(6)[::-1].copy())
+    assert torch.equal(Stored(6).finish(half), weight.half().float().flip(0))
+    rows = np.random.default_rng(0).integers(0, 255, (6, 84), dtype=np.uint8)
+    rows.reshape(-1, 84)[:, [81, 83]] = 0x20  # scales near 0.01
+    exact = torch.empty(6, 256)
+    load_kernels("native").native.library.dequantize("Q2_K", rows, exact)
+    mixed = Stored(12).finish(StoredRows("Q2_K", rows), half)
+    torch.testing.assert_close(mixed[:6], exact, rtol=0, atol=exact.abs().max().item() / 200)
+    torch.testing.assert_close(mixed[6:], weight.flip(0), rtol=0, atol=weight.abs().max().item() / 200)
+
+
+@contextmanager
+def anonymous_growth() -> Iterator[Callable[[], int]]:
+    """Bytes by which the process's anonymous memory was ever above what it was at the start, sampled."""
+    start = peak = anonymous_bytes()
+    done = threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.wait(0.002):
+            peak = max(peak, anonymous_bytes())
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield lambda: max(peak, anonymous_bytes()) - start
+    finally:
+        done.set()
+        thread.join()
+
+
+def anonymous_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:")) * 1024
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_loading_takes_little_more_memory_than_the_packed_weights(smollm2: str, quantization: str | None) -> None:
+    checkpoint = resolve_model(smollm2)
+    load_weights(empty_model(smollm2, quantization), checkpoint)  # what is allocated once is there now
+    model = empty_model(smollm2, quantization)
+    with anonymous_growth() as grown:
+        load_weights(model, checkpoint)
+        largest = max(tensor.nbytes for tensor in checkpoint.gguf.tensors.values())
+        assert 0.9 * parameter_bytes(model) <= grown() <= 1.25 * parameter_bytes(model) + largest
