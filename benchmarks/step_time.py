@@ -3,7 +3,8 @@
     python benchmarks/step_time.py [--model smollm2-135m] [--prompt-len 6000] [--max-step-ms 150] [--output-json F]
 
 Eight streams decode; then one long prompt arrives. The gaps between a stream's tokens are measured until the prompt's
-first token is there. Bar: their 99th percentile is at most twice the limit.
+first token is there, beside what a step of the streams takes alone: no limit below that can hold. Bar: their 99th
+percentile is at most twice the limit.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ WARM_UP_STEPS = 20
 
 
 def measure(model: str, prompt_len: int, max_step_ms: float) -> dict[str, float]:
-    """Milliseconds between tokens of the streams while the long prompt is computed, and its seconds."""
+    """Milliseconds between tokens of the streams, alone and while the long prompt is computed, and its seconds."""
     engine = LLMEngine.from_engine_args(
         EngineArgs(model=model, max_step_ms=max_step_ms, max_model_len=prompt_len + 64, enable_prefix_caching=False)
     )
@@ -31,11 +32,17 @@ def measure(model: str, prompt_len: int, max_step_ms: float) -> dict[str, float]
     try:
         for number in range(NUM_STREAMS):
             engine.add_request(f"stream-{number}", [100 + number] * 16, endless)
-        for _ in range(WARM_UP_STEPS):
-            engine.step()
-        return _gaps(engine, prompt_len)
+        steps = [_timed_step(engine) for _ in range(WARM_UP_STEPS)]
+        alone = statistics.median(steps[WARM_UP_STEPS // 2 :])
+        return {"alone_p50_ms": alone * 1e3, **_gaps(engine, prompt_len)}
     finally:
-        engine.close()
+        engine.shutdown()
+
+
+def _timed_step(engine: Any) -> float:
+    began = time.perf_counter()
+    engine.step()
+    return time.perf_counter() - began
 
 
 def _gaps(engine: Any, prompt_len: int) -> dict[str, float]:

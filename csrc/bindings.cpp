@@ -57,5 +57,6 @@ NB_MODULE(_native, m) {
     octavo::bind_elementwise(m);
     octavo::bind_linear(m);
     octavo::bind_quantized(m);
+    octavo::bind_roofline(m);
     octavo::bind_sampling(m);
 }

@@ -17,8 +17,11 @@ SAID = {
 }
 
 
+IN_SERVER_TESTS = {"openai_client.py"}
+
+
 def test_every_example_is_run() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == set(SAID)
+    assert {path.name for path in EXAMPLES.glob("*.py")} == set(SAID) | IN_SERVER_TESTS
 
 
 @pytest.mark.parametrize("name", SAID)

@@ -34,6 +34,7 @@ void bind_runtime(nb::module_& m) {
     nb::class_<ThreadPool>(m, "ThreadPool", "A fixed team of compute threads; the calling thread is one of them.")
         .def(nb::init<int>(), nb::arg("num_threads"))
         .def_prop_ro("num_threads", &ThreadPool::num_threads)
+        .def_prop_ro("seconds_in_run", &ThreadPool::seconds_in_run, "Seconds its kernels took so far, in all.")
         .def("threads_of_tasks", &threads_of_tasks, nb::arg("num_tasks"), nb::call_guard<nb::gil_scoped_release>(),
              "Run `num_tasks` tasks that do nothing, and return which thread ran each.");
 }

@@ -6,6 +6,10 @@
 #include "simd/quantized.h"
 #include "simd/vector.h"
 
+#if OCTAVO_EMULATE_AVX512
+#include "simd/columns_emulated.h"
+#endif
+
 namespace octavo::OCTAVO_ISA {
 
 // Of each half of a group: the factor of its sums (ones, but for formats of halves).
@@ -198,6 +202,105 @@ OCTAVO_INLINE void dot_of_group(const Bytes (&weights)[8], const HalfScales&, co
                 const __m256i input = _mm256_sign_epi8(broadcast4(x[r].values + 4 * s), weight);
                 const __m256i wide = _mm256_madd_epi16(_mm256_maddubs_epi16(magnitude, input), ones);
                 out[r].v[i] = s == 0 ? wide : _mm256_add_epi32(out[r].v[i], wide);
+            }
+        }
+    }
+}
+
+#elif OCTAVO_ISA_avx512
+
+struct Columns {
+    __m512 v;
+
+    static OCTAVO_INLINE Columns zero() { return {_mm512_setzero_ps()}; }
+    static OCTAVO_INLINE Columns load(const float* p) { return {_mm512_loadu_ps(p)}; }
+    static OCTAVO_INLINE Columns broadcast(float x) { return {_mm512_set1_ps(x)}; }
+    static OCTAVO_INLINE Columns load_half(const char* p) {
+        return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+    }
+    static OCTAVO_INLINE Columns load_uint8(const char* p) {
+        return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
+    }
+    OCTAVO_INLINE void store(float* p) const { _mm512_storeu_ps(p, v); }
+};
+
+OCTAVO_INLINE Columns operator*(Columns a, Columns b) { return {_mm512_mul_ps(a.v, b.v)}; }
+OCTAVO_INLINE Columns operator+(Columns a, Columns b) { return {_mm512_add_ps(a.v, b.v)}; }
+OCTAVO_INLINE Columns operator-(Columns a) { return {_mm512_xor_ps(a.v, _mm512_set1_ps(-0.0f))}; }
+OCTAVO_INLINE Columns fma(Columns a, Columns b, Columns c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+
+struct Sums {
+    __m512i v;
+};
+
+OCTAVO_INLINE Columns to_float(Sums a) { return {_mm512_cvtepi32_ps(a.v)}; }
+
+// 16 columns by 4 values of k.
+struct Bytes {
+    __m512i v;
+
+    static OCTAVO_INLINE Bytes load(const char* p) { return {_mm512_loadu_si512(p)}; }
+};
+
+OCTAVO_INLINE Bytes operator|(Bytes a, Bytes b) { return {_mm512_or_si512(a.v, b.v)}; }
+template <int kLeft>
+OCTAVO_INLINE Bytes shifted(Bytes a, int mask) {
+    if constexpr (kLeft > 0) a.v = _mm512_slli_epi16(a.v, kLeft);
+    if constexpr (kLeft < 0) a.v = _mm512_srli_epi16(a.v, -kLeft);
+    return {_mm512_and_si512(a.v, _mm512_set1_epi8(static_cast<char>(mask)))};
+}
+
+struct HalfScales {
+    __m512i v[2];  // int32
+
+    static OCTAVO_INLINE HalfScales load(const char* p) {
+        const auto* halves = reinterpret_cast<const __m128i*>(p);
+        return {{_mm512_cvtepi8_epi32(_mm_loadu_si128(halves)), _mm512_cvtepi8_epi32(_mm_loadu_si128(halves + 1))}};
+    }
+};
+
+OCTAVO_INLINE __m512i broadcast4(const void* p) {
+    int bits;
+    std::memcpy(&bits, p, sizeof bits);
+    return _mm512_set1_epi32(bits);
+}
+
+// Products of unsigned and signed bytes go straight into 32 bits.
+template <int kOffset, int kRows>
+OCTAVO_INLINE void dot_of_half(const Bytes* weights, const ActivationGroup* x, int half, __m512i (&sums)[kRows]) {
+    if constexpr (kOffset != 0) {
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+            sums[r] = _mm512_dpwssd_epi32(sums[r], broadcast4(x[r].negative_sums[half]), _mm512_set1_epi16(kOffset));
+        }
+    }
+#pragma GCC unroll 4
+    for (int s = 4 * half; s < 4 * half + 4; ++s) {
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+            sums[r] = _mm512_dpbusd_epi32(sums[r], weights[s].v, broadcast4(x[r].values + 4 * s));
+        }
+    }
+}
+
+template <int kBits, int kOffset, int kRows>
+OCTAVO_INLINE void dot_of_group(const Bytes (&weights)[8], const HalfScales& scales, const ActivationGroup* x,
+                                Sums (&out)[kRows]) {
+    __m512i sums[kRows];
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+            if (half == 0 || kBits == 6) sums[r] = _mm512_setzero_si512();
+        }
+        dot_of_half<kOffset>(weights, x, half, sums);
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+            if constexpr (kBits == 6) {
+                const __m512i scaled = _mm512_mullo_epi32(sums[r], scales.v[half]);
+                out[r].v = half == 0 ? scaled : _mm512_add_epi32(out[r].v, scaled);
+            } else if (half == 1) {
+                out[r].v = sums[r];
             }
         }
     }

@@ -105,5 +105,8 @@ extern const QuantizedKernels quantized_kernels;
 namespace avx2 {
 extern const QuantizedKernels quantized_kernels;
 }
+namespace avx512 {
+extern const QuantizedKernels quantized_kernels;
+}
 
 }  // namespace octavo

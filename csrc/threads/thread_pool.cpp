@@ -145,6 +145,13 @@ ThreadPool::Team& ThreadPool::team() {
 }
 
 void ThreadPool::run_erased(std::size_t num_tasks, Invoke invoke, void* context) {
+    const auto start = std::chrono::steady_clock::now();
+    run_tasks(num_tasks, invoke, context);
+    const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
+    seconds_in_run_.fetch_add(spent.count(), std::memory_order_relaxed);
+}
+
+void ThreadPool::run_tasks(std::size_t num_tasks, Invoke invoke, void* context) {
     if (num_threads_ == 1 || num_tasks <= 1) {
         for (std::size_t index = 0; index < num_tasks; ++index) invoke(context, index, 0);
         return;

@@ -19,6 +19,9 @@ public:
 
     int num_threads() const { return num_threads_; }
 
+    // Seconds that callers have spent inside `run` so far: what a step takes beyond them is not the kernels'.
+    double seconds_in_run() const { return seconds_in_run_.load(std::memory_order_relaxed); }
+
     // Calls task(index, thread) once for each index below num_tasks, about in ascending order, and returns when all
     // have returned; what they wrote is then visible. Tasks must not throw and must not call `run` of the same pool.
     // Several callers take turns. In a forked child the team is started anew at the first call.
@@ -37,10 +40,12 @@ private:
     class Team;
 
     void run_erased(std::size_t num_tasks, Invoke invoke, void* context);
+    void run_tasks(std::size_t num_tasks, Invoke invoke, void* context);
     Team& team();
 
     const int num_threads_;
     std::atomic<Team*> team_;
+    std::atomic<double> seconds_in_run_{0};
 };
 
 }  // namespace octavo

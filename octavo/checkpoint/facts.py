@@ -14,15 +14,15 @@ from octavo.words.model_facts import ModelFacts
 def read_model_facts(checkpoint: Checkpoint, *, load_format: str = "auto") -> ModelFacts:
     """Return what the model is; every header of the checkpoint is read and checked, no weight is.
 
-    ``load_format`` is ``LoadConfig.load_format``; with "dummy" a folder needs no weight files and the sizes are
-    computed from the config. Code in a checkpoint (``auto_map``) is never run. Raises CheckpointError for a broken
-    file, UnsupportedError for an architecture, RoPE kind or quantisation that Octavo does not have, ConfigError for a
-    ``load_format`` that the checkpoint is not.
+    ``load_format`` is ``LoadConfig.load_format``; with "dummy" or "mock" a folder needs no weight files and
+    the sizes are computed from the config. Code in a checkpoint (``auto_map``) is never run. Raises CheckpointError for
+    a broken file, UnsupportedError for an architecture, RoPE kind or quantisation that Octavo does not have,
+    ConfigError for a ``load_format`` that the checkpoint is not.
     """
     stored = "gguf" if checkpoint.kind == "gguf" else "safetensors"
-    if load_format not in ("auto", "dummy", stored):
+    if load_format not in ("auto", "dummy", "mock", stored):
         raise ConfigError(f"load_format={load_format!r}, but {checkpoint.path} is {stored}; use auto or {stored}")
-    dummy = load_format == "dummy"
+    dummy = load_format in ("dummy", "mock")
     if checkpoint.kind == "gguf":
         facts = gguf_model_facts(checkpoint.gguf, dummy=dummy)
     else:

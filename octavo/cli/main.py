@@ -27,6 +27,8 @@ COMMANDS = {
     "chat": ("octavo.cli.chat", "talk to a model in the terminal"),
     "estimate": ("octavo.cli.estimate", "memory a model needs, without loading its weights"),
     "bench": ("octavo.cli.bench", "measure throughput, latency or start-up"),
+    "run-batch": ("octavo.cli.run_batch", "answer a file of OpenAI requests into another file"),
+    "collect-env": ("octavo.cli.collect_env", "what a report of a problem should say about this machine"),
     "pull": ("octavo.cli.pull", "download a model into the cache"),
     "models": ("octavo.cli.models", "list the models of the catalogue and the cache"),
 }

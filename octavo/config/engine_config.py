@@ -10,6 +10,7 @@ from octavo.config.model import ModelConfig
 from octavo.config.observability import ObservabilityConfig
 from octavo.config.parallel import ParallelConfig
 from octavo.config.scheduler import SchedulerConfig
+from octavo.config.supervision import SupervisionConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,3 +23,4 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
+    supervision: SupervisionConfig = field(default_factory=SupervisionConfig)

@@ -15,8 +15,8 @@ class LoadConfig:
     load_format: Annotated[
         str,
         Option(
-            "Weight files; auto = by what is there, dummy = seeded random weights.",
-            choices=("auto", "safetensors", "gguf", "dummy"),
+            "Weight files; auto = by what is there, dummy = seeded random weights, mock = no model at all.",
+            choices=("auto", "safetensors", "gguf", "dummy", "mock"),
         ),
     ] = "auto"
     download_dir: Annotated[str | None, Option("Cache folder for hub downloads (default: the hub's own cache).")] = None

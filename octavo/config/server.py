@@ -32,6 +32,13 @@ class ServerConfig:
     max_request_bytes: Annotated[int, Option("Largest body of a request.", at_least=1024)] = 16 << 20
     max_header_bytes: Annotated[int, Option("Most bytes of a request's headers.", at_least=1024)] = 64 << 10
     max_choices: Annotated[int, Option("Most answers one request may ask for: prompts x n.", at_least=1)] = 1024
+    shutdown_timeout: Annotated[
+        float,
+        Option(
+            "Seconds that running answers get after SIGTERM or Ctrl-C; 0 = none. A second signal cuts them.",
+            at_least=0,
+        ),
+    ] = 0.0
     sse_keep_alive_interval: Annotated[
         float, Option("Seconds of silence after which a stream gets a comment; 0 = never.", at_least=0)
     ] = 15.0

@@ -69,7 +69,7 @@ def build_engine_core(
     parts = _decide(config, phases)
     with phases("plugins"):
         load_plugins(config.observability.plugins)
-    executor = STARTERS[config.parallel.distributed_executor_backend](parts, phases)
+    executor = STARTERS[_backend(config)](parts, phases)
     watch = watch or NoStepWatch()
     try:
         kv_cache_config = _give_memory(executor, parts, phases)
@@ -104,6 +104,11 @@ def _decide(config: EngineConfig, phases: Phases) -> ModelParts:
     for line in plan.explained():
         logger.debug("Plan: %s", line)
     return ModelParts(config=config, checkpoint=checkpoint, facts=facts, plan=plan)
+
+
+def _backend(config: EngineConfig) -> str:
+    """Who runs steps; without weights there is nothing to run them on."""
+    return "simulated" if config.load.load_format == "mock" else config.parallel.distributed_executor_backend
 
 
 def _facts(config: EngineConfig, checkpoint: Checkpoint | None) -> ModelFacts:

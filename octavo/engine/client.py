@@ -16,6 +16,7 @@ from octavo.engine.core import EngineCore
 from octavo.engine.failure import describe_death, describe_failed_call
 from octavo.engine.info import EngineInfo
 from octavo.engine.interrupts import deferred_interrupts
+from octavo.engine.metric import Metric
 from octavo.words.errors import EngineDeadError, EngineError
 from octavo.words.messages import EngineCoreOutputs, EngineCoreRequest
 
@@ -25,6 +26,11 @@ class EngineCoreClient(Protocol):
 
     @property
     def info(self) -> EngineInfo: ...
+
+    @property
+    def problem(self) -> str | None:
+        """Why the core cannot answer just now, None if it can. Says at once what is known, without asking the core."""
+        ...
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Hand a request over; an error of this request comes back as its output."""
@@ -49,6 +55,10 @@ class EngineCoreClient(Protocol):
         """Return if the core lives and its workers are well, else raise."""
         ...
 
+    def metrics(self) -> list[Metric]:
+        """What the client itself counts."""
+        ...
+
     def shutdown(self) -> None:
         """Stop the core and free everything; harmless when called again."""
         ...
@@ -66,6 +76,10 @@ class InprocClient:
     @property
     def info(self) -> EngineInfo:
         return self._info
+
+    @property
+    def problem(self) -> str | None:
+        return str(self._death or "the engine was shut down") if self._core is None else None
 
     def add_request(self, request: EngineCoreRequest) -> None:
         self._living_core().add_request(request)
@@ -91,6 +105,9 @@ class InprocClient:
 
     def check_health(self) -> None:
         self.call("check_health")
+
+    def metrics(self) -> list[Metric]:
+        return []
 
     def shutdown(self) -> None:
         core, self._core = self._core, None
@@ -120,6 +137,13 @@ class InprocClient:
         if self._core is None:
             raise self._death or EngineDeadError("the engine was shut down")
         return self._core
+
+
+def make_supervised_client(config: EngineConfig) -> EngineCoreClient:
+    """Start a core in a background process that is started again when it fails, as ``config.supervision`` says."""
+    from octavo.engine.supervisor import supervised
+
+    return supervised(config)
 
 
 def make_client(config: EngineConfig, *, multiprocess: bool) -> EngineCoreClient:

@@ -20,8 +20,10 @@ from octavo.control.request import BlockHasher, Request
 from octavo.control.scheduler.quarantine import Quarantine
 from octavo.control.scheduler.scheduler import Scheduler
 from octavo.control.structured_output.manager import NoStructuredOutput, StructuredOutput
+from octavo.engine.step_facts import num_logit_rows, step_facts
 from octavo.engine.step_watch import NoStepWatch, StepWatch
 from octavo.executor.protocol import Executor, Handle
+from octavo.util.spans import NO_SPANS, Span, SpanRecorder, Spans
 from octavo.words.errors import EngineError, UnknownOptionError
 from octavo.words.messages import (
     EngineCoreOutput,
@@ -83,11 +85,14 @@ class EngineCore:
         self._in_flight: deque[_InFlight] = deque()
         self._aborts: queue.SimpleQueue[Sequence[str]] = queue.SimpleQueue()
         self._refused: dict[int, list[EngineCoreOutput]] = {}
+        self._spans: Spans = NO_SPANS
         self._calls: dict[str, Callable[..., Any]] = {
             "check_health": executor.check_health,
             "collective_rpc": self._collective_rpc,
             "reset_prefix_cache": scheduler.reset_prefix_cache,
+            "start_profile": self._start_profile,
             "stats": scheduler.stats,
+            "stop_profile": self._stop_profile,
         }
 
     # Requests
@@ -142,7 +147,10 @@ class EngineCore:
         return self._finish_oldest() if self._in_flight else {}
 
     def _launch(self) -> None:
-        planned = self.scheduler.schedule()
+        with self._spans.span("schedule") as span:
+            planned = self.scheduler.schedule()
+            if span is not None:
+                span.facts.update(step_facts(planned))
         for request_id, reason in self.structured_output.take_failed().items():
             self.scheduler.fail_request(request_id, reason)
         masks = self.structured_output.begin_masks(planned, self.scheduler.requests)
@@ -160,7 +168,10 @@ class EngineCore:
         planned, handle, coming_masks, launched_at = self._in_flight[0]
         try:
             masks = None if coming_masks is None else coming_masks.result()
-            done = self.executor.sample(handle, masks)
+            with self._spans.span("sample") as span:
+                done = self.executor.sample(handle, masks)
+                if span is not None:
+                    span.facts.update(step=done.step_id, logit_rows=num_logit_rows(planned, done))
         except Exception as error:
             raise _StepFailed(planned, self._steps_in_flight(), error) from error
         self._in_flight.popleft()
@@ -171,7 +182,8 @@ class EngineCore:
         # An abort that came while the step ran must win over its tokens.
         self._drain_aborts()
         seconds = self._returned_at - began_at
-        outputs = self.scheduler.update_from_output(planned, done, seconds=seconds)
+        with self._spans.span("update"):
+            outputs = self.scheduler.update_from_output(planned, done, seconds=seconds)
         self._watch.returned(planned)
         return outputs
 
@@ -264,6 +276,14 @@ class EngineCore:
             raise UnknownOptionError(name, kind="call")
         return self._calls[name](*args)
 
+    def _start_profile(self, with_ops: bool = False) -> None:
+        self._spans = SpanRecorder("core")
+        self.executor.start_profile(with_ops)
+
+    def _stop_profile(self) -> list[Span]:
+        spans, self._spans = self._spans.take(), NO_SPANS
+        return spans + self.executor.stop_profile()
+
     def _collective_rpc(self, name: str, *args: Any) -> list[Any]:
         return self.executor.collective_rpc(name, *args)
 
@@ -278,7 +298,9 @@ CALL_RESULTS: dict[str, Any] = {
     "check_health": None,
     "collective_rpc": list[Any],
     "reset_prefix_cache": bool,
+    "start_profile": None,
     "stats": SchedulerStats,
+    "stop_profile": list[Span],
 }
 """The names EngineCore.call knows, each with the type of its answer."""
 

@@ -1,4 +1,4 @@
-"""The engine core as a process of its own: ``python -m octavo.engine.core_proc SOCKET_FOLDER PARENT_PID``.
+"""The engine core as a process of its own: ``python -m octavo.engine.core_proc SOCKET_FOLDER PARENT_PID WATCH_FD``.
 
 Started by ProcessClient, never by ``fork`` or by importing the user's script again, so scripts need no main guard.
 The main thread runs the core and owns the output socket; one thread reads the input socket, decodes messages and
@@ -28,6 +28,7 @@ from octavo.engine.build import build_engine_core
 from octavo.engine.core import EngineCore
 from octavo.engine.failure import describe_death, describe_failed_call, describe_failed_start
 from octavo.engine.parent_watch import die_with_parent
+from octavo.engine.step_watch import SharedStepWatch
 from octavo.util.collector import paused_collector
 from octavo.util.logs import init_logging
 
@@ -105,7 +106,7 @@ class CoreLoop:
         self._outputs.send(data)
 
 
-def main(folder: str, parent_pid: int) -> int:
+def main(folder: str, parent_pid: int, watch_fd: int) -> int:
     """Connect, build the core, run it; return the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     die_with_parent(parent_pid)
@@ -120,7 +121,7 @@ def main(folder: str, parent_pid: int) -> int:
             as_json=read_environment().logging_json,
             process_name="EngineCore",
         )
-        return _serve(init, requests, outputs)
+        return _serve(init, requests, outputs, SharedStepWatch(watch_fd))
     finally:
         outputs.close(linger=LINGER_MS)
         context.term()
@@ -145,10 +146,10 @@ def _receive_init(requests: zmq.Socket[bytes]) -> wire.Init:
     return message
 
 
-def _serve(init: wire.Init, requests: zmq.Socket[bytes], outputs: zmq.Socket[bytes]) -> int:
+def _serve(init: wire.Init, requests: zmq.Socket[bytes], outputs: zmq.Socket[bytes], watch: SharedStepWatch) -> int:
     try:
         with paused_collector():
-            core, info = build_engine_core(init.config, incarnation=init.incarnation)
+            core, info = build_engine_core(init.config, incarnation=init.incarnation, watch=watch)
     except Exception as error:
         logger.debug("The engine core did not start", exc_info=error)
         outputs.send(wire.encode(wire.StartFailed(init.incarnation, describe_failed_start(error))))
@@ -170,4 +171,4 @@ def _serve(init: wire.Init, requests: zmq.Socket[bytes], outputs: zmq.Socket[byt
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2])))
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3])))

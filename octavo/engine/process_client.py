@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 import zmq
@@ -29,7 +29,9 @@ from octavo.engine import wire
 from octavo.engine.core import CALL_RESULTS
 from octavo.engine.failure import describe_exit
 from octavo.engine.info import EngineInfo
+from octavo.engine.metric import Metric
 from octavo.engine.socket_folder import SocketFolder
+from octavo.engine.step_watch import StepWatchPage
 from octavo.words.errors import EngineDeadError, EngineError, EngineStartError
 from octavo.words.messages import EngineCoreOutputs, EngineCoreRequest
 
@@ -43,21 +45,33 @@ POLL_EXIT_MS = 100
 logger = logging.getLogger(__name__)
 
 
-class ProcessClient:
-    """Starts a core process and returns when it is ready. Raises EngineStartError with its root cause if it is not."""
+OutputQueue: TypeAlias = queue.SimpleQueue[EngineCoreOutputs | None]
+"""Outputs in the order they came; None = a core has ended."""
 
-    def __init__(self, config: EngineConfig, *, incarnation: int = 0) -> None:
+
+class ProcessClient:
+    """Starts a core process and returns when it is ready. Raises EngineStartError with its root cause if it is not.
+
+    ``outputs`` is the queue that outputs go to, if not to one of its own. With ``wait`` False it returns at once;
+    ``wait_until_ready`` comes next then.
+    """
+
+    def __init__(
+        self, config: EngineConfig, *, incarnation: int = 0, outputs: OutputQueue | None = None, wait: bool = True
+    ) -> None:
         self._init = wire.Init(config, incarnation, logging.getLogger("octavo").getEffectiveLevel())
         self._owner_pid = os.getpid()
         self._ready: Future[EngineInfo] = Future()
-        self._outputs: queue.SimpleQueue[EngineCoreOutputs | None] = queue.SimpleQueue()
+        self._outputs: OutputQueue = queue.SimpleQueue() if outputs is None else outputs
         self._calls: dict[int, Future[Any]] = {}
         self._call_ids = itertools.count()
         self._lock = threading.Lock()
         self._cause_of_death: str | None = None
+        self._reason_to_kill: str | None = None
         self._is_stopping = False
         self._process: subprocess.Popen[bytes] | None = None
 
+        self.watch = StepWatchPage()
         self._folder = SocketFolder()
         self._context = zmq.Context()
         self._request_socket = self._bind(zmq.ROUTER, "requests")
@@ -65,15 +79,50 @@ class ProcessClient:
         self._thread = threading.Thread(target=self._live_with_core, name="octavo-core-client", daemon=True)
         self._thread.start()
         atexit.register(self.shutdown)
+        if wait:
+            self.wait_until_ready()
+
+    def wait_until_ready(self) -> None:
+        """Return when the core is ready; if it is not to be, shut down and raise EngineStartError."""
         try:
-            self._info = self._ready.result()
+            self._ready.result()
         except BaseException:
             self.shutdown()
             raise
 
+    def wait_until_ended(self, timeout_s: float) -> bool:
+        """Whether the process is gone; waits for that as long as it is told to."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
     @property
     def info(self) -> EngineInfo:
-        return self._info
+        return self._ready.result()
+
+    @property
+    def problem(self) -> str | None:
+        return self._cause_of_death
+
+    @property
+    def cause_of_death(self) -> str | None:
+        """Why the core serves no more, root cause last; None while it does."""
+        return self._cause_of_death
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether ``shutdown`` was called."""
+        return self._is_stopping
+
+    @property
+    def num_unanswered_calls(self) -> int:
+        """Calls that the core has not answered."""
+        return len(self._calls)
+
+    def kill(self, reason: str) -> None:
+        """End the core process at once; ``reason`` is then its cause of death."""
+        self._reason_to_kill = reason
+        if self._process is not None:
+            self._process.kill()
 
     @property
     def pid(self) -> int:
@@ -89,7 +138,7 @@ class ProcessClient:
         self._send(wire.AbortRequests(list(request_ids)))
 
     def get_output(self, *, blocking: bool = True) -> EngineCoreOutputs | None:
-        self._check_owner()
+        self.check_owner()
         try:
             outputs = self._outputs.get(block=blocking)
         except queue.Empty:
@@ -114,16 +163,23 @@ class ProcessClient:
     def check_health(self) -> None:
         self.call("check_health")
 
+    def metrics(self) -> list[Metric]:
+        return []
+
     def shutdown(self) -> None:
         # In a process forked from ours the core is not ours to stop, and our thread does not exist.
-        if self._is_stopping or os.getpid() != self._owner_pid:
+        if os.getpid() != self._owner_pid:
             return
-        self._is_stopping = True
+        with self._lock:
+            was_stopping, self._is_stopping = self._is_stopping, True
+        if was_stopping:
+            return
         atexit.unregister(self.shutdown)
         self._stop_core()
         self._thread.join()
         self._context.destroy(linger=0)
         self._folder.remove()
+        self.watch.close()
 
     def _stop_core(self) -> None:
         if self._ready.done():
@@ -145,7 +201,7 @@ class ProcessClient:
         return socket
 
     def _send(self, message: wire.ToCore) -> None:
-        self._check_owner()
+        self.check_owner()
         data = wire.encode(message)
         try:
             with self._lock:
@@ -156,7 +212,7 @@ class ProcessClient:
             self._thread.join(STOP_TIMEOUT_S)
             raise self._dead() from error
 
-    def _check_owner(self) -> None:
+    def check_owner(self) -> None:
         """In a process forked from ours nobody reads the core's answers: it would wait for ever."""
         if os.getpid() != self._owner_pid:
             raise EngineError(
@@ -173,12 +229,13 @@ class ProcessClient:
         # The child inherits our blocked signals: Ctrl-C cannot hit it before it has learnt to ignore it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            self._process = _start_core(self._folder)
+            self._process = _start_core(self._folder, self.watch.fd)
         except OSError as error:
             self._end(f"cannot start {sys.executable!r}:\n{type(error).__name__}: {error}")
             return
         self._read_until_exit(self._process)
-        self._end(describe_exit(self._process.pid, self._process.wait()))
+        exit_code = self._process.wait()
+        self._end(self._reason_to_kill or describe_exit(self._process.pid, exit_code))
 
     def _read_until_exit(self, process: subprocess.Popen[bytes]) -> None:
         poller = zmq.Poller()
@@ -260,11 +317,13 @@ class ProcessClient:
             answer.set_exception(self._dead())
 
 
-def _start_core(folder: SocketFolder) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-P", "-m", "octavo.engine.core_proc", str(folder.path), str(os.getpid())]
+def _start_core(folder: SocketFolder, watch_fd: int) -> subprocess.Popen[bytes]:
+    arguments = [str(folder.path), str(os.getpid()), str(watch_fd)]
+    command = [sys.executable, "-P", "-m", "octavo.engine.core_proc", *arguments]
     # Whatever the user's script can import (a worker class, a plugin, octavo itself), the core can.
     python_path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=child_variables(PYTHONPATH=python_path))
+    environment = child_variables(PYTHONPATH=python_path)
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, pass_fds=(watch_fd,))
 
 
 @contextlib.contextmanager

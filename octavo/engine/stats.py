@@ -1,20 +1,24 @@
-"""What the engine tells about itself: a logger that speaks every ten seconds, and a snapshot of counters.
-
-Names are those of vLLM's metrics, ``vllm:`` prefix included, so that dashboards and scripts work unchanged; what
-vLLM has no name for begins with ``octavo:``.
-"""
+"""What the engine tells about itself: a logger that speaks every ten seconds, and a snapshot of counters."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 import msgspec
 
-from octavo.words.messages import EngineCoreOutput, EngineCoreOutputs, SchedulerStats
+from octavo.engine.info import EngineInfo
+from octavo.engine.metric import Counter, Gauge, Metric
+from octavo.engine.request_stats import RequestStats
+from octavo.words.messages import (
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    FinishReason,
+    SchedulerStats,
+)
 
 LOG_INTERVAL_S = 10.0
 
@@ -87,85 +91,72 @@ class LoggingStatLogger:
         )
 
 
-class Gauge(msgspec.Struct, frozen=True):
-    """A value that goes up and down."""
-
-    name: str
-    value: float
-    labels: dict[str, str] = {}
-
-
-class Counter(msgspec.Struct, frozen=True):
-    """A total since start."""
-
-    name: str
-    value: int
-    labels: dict[str, str] = {}
+def scheduler_metrics(scheduler: SchedulerStats) -> list[Metric]:
+    """What the scheduler counts."""
+    return [
+        Gauge("vllm:num_requests_running", scheduler.num_running),
+        Gauge("vllm:num_requests_waiting", scheduler.num_waiting),
+        Gauge("vllm:kv_cache_usage_perc", scheduler.kv_cache_usage),
+        Counter("vllm:num_preemptions", scheduler.num_preemptions),
+        Counter("vllm:prefix_cache_queries", scheduler.prefix_cache_queries),
+        Counter("vllm:prefix_cache_hits", scheduler.prefix_cache_hits),
+        Counter("octavo:num_steps", scheduler.num_steps),
+    ]
 
 
-Metric: TypeAlias = Gauge | Counter
-
-
-class MetricsRecorder:
-    """A StatLogger that keeps totals for ``snapshot``."""
-
-    def __init__(self) -> None:
-        self._finished: Tally[str] = Tally()
-
-    def record(self, scheduler: SchedulerStats, iteration: IterationStats) -> None:
-        self._finished.update(iteration.finished)
-
-    def count_finished(self, reason: str, number: int = 1) -> None:
-        """Count choices that ended without an output of the core (an abort by the client)."""
-        self._finished[reason] += number
-
-    def log(self) -> None:
-        """Nothing to say: whoever wants to know asks for a snapshot."""
-
-    def snapshot(self, scheduler: SchedulerStats) -> list[Metric]:
-        """All metrics now; ``scheduler`` is what the core says at this moment."""
-        return [
-            Gauge("vllm:num_requests_running", scheduler.num_running),
-            Gauge("vllm:num_requests_waiting", scheduler.num_waiting),
-            Gauge("vllm:kv_cache_usage_perc", scheduler.kv_cache_usage),
-            Counter("vllm:prompt_tokens", scheduler.num_prompt_tokens),
-            Counter("vllm:generation_tokens", scheduler.num_generation_tokens),
-            Counter("vllm:num_preemptions", scheduler.num_preemptions),
-            Counter("vllm:prefix_cache_queries", scheduler.prefix_cache_queries),
-            Counter("vllm:prefix_cache_hits", scheduler.prefix_cache_hits),
-            Counter("octavo:num_steps", scheduler.num_steps),
-            *(
-                Counter("vllm:request_success", number, {"finished_reason": reason})
-                for reason, number in sorted(self._finished.items())
-            ),
-        ]
+def cache_metrics(info: EngineInfo) -> list[Metric]:
+    """What was learnt of the KV cache at start-up: a gauge that is always 1, whose labels say it."""
+    config = info.kv_cache_config
+    labels = {
+        "block_size": str(config.scheduler_block_size),
+        "num_gpu_blocks": str(config.num_blocks),
+        "cache_dtype": info.plan.kv_cache_dtype,
+        "enable_prefix_caching": str(info.plan.enable_prefix_caching),
+    }
+    return [Gauge("vllm:cache_config_info", 1, labels)]
 
 
 class Statistics:
-    """Tells the stat loggers of one front end about every step, and lets them speak every LOG_INTERVAL_S seconds."""
+    """Follows the requests of one front end, tells its stat loggers about every step, and lets them speak every
+    LOG_INTERVAL_S seconds."""
 
-    def __init__(self, stat_loggers: Sequence[StatLogger] = ()) -> None:
-        self._metrics = MetricsRecorder()
-        self._stat_loggers: tuple[StatLogger, ...] = (self._metrics, *stat_loggers)
+    def __init__(self, requests: RequestStats, stat_loggers: Sequence[StatLogger] = ()) -> None:
+        self._requests = requests
+        self._stat_loggers = tuple(stat_loggers)
         self._next_log_time = time.monotonic() + LOG_INTERVAL_S
+        self._scheduler = SchedulerStats()
+
+    @property
+    def newest(self) -> SchedulerStats:
+        """The scheduler's books after the newest step."""
+        return self._scheduler
 
     def add(self, stat_logger: StatLogger) -> None:
         """Tell one more from now on."""
         self._stat_loggers += (stat_logger,)
 
-    def record(self, outputs: EngineCoreOutputs) -> None:
-        """Take note of what a step brought."""
+    def begin(self, choices: Iterable[EngineCoreRequest]) -> None:
+        """Follow a request that is handed to the core."""
+        for choice in choices:
+            self._requests.begin(choice)
+
+    def record(self, outputs: EngineCoreOutputs, stopped: Sequence[str] = ()) -> None:
+        """Take note of what a step brought; ``stopped`` are the choices that a stop string has ended with it."""
+        self._requests.record(outputs.outputs)
+        self._requests.end(stopped, str(FinishReason.STOP))
         if outputs.stats is None:
             return
-        iteration = IterationStats.of(outputs.outputs)
-        for stat_logger in self._stat_loggers:
-            stat_logger.record(outputs.stats, iteration)
+        self._scheduler = outputs.stats
+        if self._stat_loggers:
+            iteration = IterationStats.of(outputs.outputs)
+            for stat_logger in self._stat_loggers:
+                stat_logger.record(outputs.stats, iteration)
         if time.monotonic() >= self._next_log_time:
             self.log()
 
-    def count_finished(self, reason: str, number: int = 1) -> None:
-        """Count choices that ended without an output of the core."""
-        self._metrics.count_finished(reason, number)
+    def end(self, request_ids: Iterable[str], reason: FinishReason) -> None:
+        """Choices ended without an output of the core."""
+        self._requests.end(request_ids, str(reason))
 
     def log(self) -> None:
         """Let every stat logger speak now."""
@@ -173,6 +164,6 @@ class Statistics:
         for stat_logger in self._stat_loggers:
             stat_logger.log()
 
-    def snapshot(self, scheduler: SchedulerStats) -> list[Metric]:
-        """All metrics now; ``scheduler`` is what the core says at this moment."""
-        return self._metrics.snapshot(scheduler)
+    def snapshot(self, scheduler: SchedulerStats, more: Iterable[Metric] = ()) -> list[Metric]:
+        """All metrics now; ``scheduler`` is what the core says at this moment, ``more`` what others count."""
+        return [*scheduler_metrics(scheduler), *self._requests.metrics(), *more]

@@ -133,10 +133,10 @@ class StepWatchPage:
 
     def close(self) -> None:
         """Give the page back; harmless when called again."""
-        if self.fd >= 0:
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
             self._page.close()
-            os.close(self.fd)
-            self.fd = -1
+            os.close(fd)
 
 
 class StepTimes:

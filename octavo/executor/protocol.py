@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
+from octavo.util.spans import Span
 from octavo.words.graph_report import GraphReport
 from octavo.words.kv_cache_spec import AnyKVCacheSpec, KVCacheConfig
 from octavo.words.messages import GrammarMasks, ModelRunnerOutput, SchedulerOutput
@@ -47,6 +48,12 @@ class Executor(Protocol):
 
     def sample(self, handle: Handle, grammar_masks: GrammarMasks | None = None) -> ModelRunnerOutput:
         """Sample the step's tokens; blocks until they are there."""
+
+    def start_profile(self, with_ops: bool = False) -> None:
+        """Take note from now on of what the workers do when, by each op too where that is asked and can be had."""
+
+    def stop_profile(self) -> list[Span]:
+        """What they did since, and no more notes."""
 
     def forget_requests(self) -> None:
         """Drop every request and every step in flight: a step failed half-way. The next step has only new requests."""

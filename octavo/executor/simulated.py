@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
+from octavo.util.spans import Span
 from octavo.words.errors import UnsupportedError
 from octavo.words.kv_cache_spec import (
     AnyKVCacheSpec,
@@ -172,6 +173,12 @@ class SimulatedExecutor:
         for state in handle.states:
             state.unreported_rejections.pop(handle.result.step_id, None)
         return handle.result
+
+    def start_profile(self, with_ops: bool = False) -> None:
+        pass
+
+    def stop_profile(self) -> list[Span]:
+        return []
 
     def forget_requests(self) -> None:
         self._states.clear()

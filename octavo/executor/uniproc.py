@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from octavo.executor.protocol import Handle
+from octavo.util.spans import Span
 from octavo.words.graph_report import GraphReport
 from octavo.words.kv_cache_spec import AnyKVCacheSpec, KVCacheConfig
 from octavo.words.messages import GrammarMasks, ModelRunnerOutput, SchedulerOutput
@@ -45,6 +46,12 @@ class UniProcExecutor:
 
     def sample(self, handle: Handle, grammar_masks: GrammarMasks | None = None) -> ModelRunnerOutput:
         return self._worker.sample(handle, grammar_masks)
+
+    def start_profile(self, with_ops: bool = False) -> None:
+        self._worker.start_profile(with_ops)
+
+    def stop_profile(self) -> list[Span]:
+        return self._worker.stop_profile()
 
     def forget_requests(self) -> None:
         self._worker.forget_requests()

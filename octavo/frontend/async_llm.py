@@ -18,9 +18,11 @@ from typing import Any, Literal, Self, TypeVar
 
 from octavo.config.engine_config import EngineConfig
 from octavo.config.flat import EngineArgs
-from octavo.engine.client import EngineCoreClient, make_client
+from octavo.engine.client import EngineCoreClient, make_supervised_client
 from octavo.engine.info import EngineInfo
-from octavo.engine.stats import Metric, Statistics, StatLogger
+from octavo.engine.metric import Metric
+from octavo.engine.request_stats import RequestStats
+from octavo.engine.stats import Statistics, StatLogger, cache_metrics
 from octavo.frontend.admission import Admission
 from octavo.frontend.input_processor import InputProcessor, PreparedRequest, operating_system_seed, prompt_text
 from octavo.frontend.output_processor import OpenRequest, OutputProcessor
@@ -63,7 +65,7 @@ class AsyncLLM:
         self._outputs = output_processor
         self._admission = admission or Admission()
         self._request_timeout_s = request_timeout_s
-        self._statistics = Statistics(stat_loggers)
+        self._statistics = Statistics(RequestStats(client.info.max_model_len), stat_loggers)
         self._slots: dict[OpenRequest, _OutputSlot] = {}
         self._request_ids = itertools.count()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -82,13 +84,13 @@ class AsyncLLM:
         make_client: Callable[[EngineConfig], EngineCoreClient] | None = None,
         stat_loggers: Sequence[StatLogger] = (),
     ) -> Self:
-        """Start an engine from options; returns when it is ready. ``make_client`` starts its core; None: a background
-        process.
+        """Start an engine from options; returns when it is ready. ``make_client`` starts its core; None: a
+        supervised background process.
 
         Raises EngineStartError with the root cause as its last line, ConfigError and their kin.
         """
         config = args.create_engine_config()
-        parts = start_front_end(config, make_client or _core_process, seeds=operating_system_seed)
+        parts = start_front_end(config, make_client or make_supervised_client, seeds=operating_system_seed)
         limits = config.scheduler
         return cls(
             *parts,
@@ -218,6 +220,11 @@ class AsyncLLM:
         return len(self._slots)
 
     @property
+    def problem(self) -> str | None:
+        """Why the core cannot answer just now, None if it can; it may come back. Answers at once."""
+        return self._client.problem
+
+    @property
     def errored(self) -> bool:
         """Whether the core has failed; it answers no more requests then."""
         return self._death is not None
@@ -243,8 +250,16 @@ class AsyncLLM:
         return await asyncio.to_thread(self._client.call, name, *args)
 
     async def get_metrics(self) -> list[Metric]:
-        """Counters and gauges of this moment, under vLLM's names."""
-        return self._statistics.snapshot(await self.call("stats"))
+        """Counters, gauges and histograms of this moment, under vLLM's names.
+
+        Answers at once also while the core is busy, hangs or is being restarted.
+        """
+        scheduler = self._statistics.newest
+        if not self._slots:  # an idle core answers at once, and nothing else tells that what was aborted is gone
+            with contextlib.suppress(EngineError):
+                scheduler = await self.call("stats")
+        more = [*cache_metrics(self.info), *self._client.metrics()]
+        return self._statistics.snapshot(scheduler, more)
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, and nothing is done, while a request holds blocks."""
@@ -268,6 +283,7 @@ class AsyncLLM:
         slot = self._slots[request] = _OutputSlot()
         self._idle.clear()
         self._admission.add(request)
+        self._statistics.begin(prepared.choices)
         try:
             for choice in prepared.choices:
                 self._client.add_request(choice)
@@ -304,7 +320,7 @@ class AsyncLLM:
         self._admission.remove(request)
         core_ids = self._outputs.end_request(request, FinishReason.ABORT)
         if core_ids and self._death is None:
-            self._statistics.count_finished("abort", len(core_ids))
+            self._statistics.end(core_ids, FinishReason.ABORT)
             with contextlib.suppress(EngineError):  # the thread that reads tells of a death
                 self._client.abort_requests(core_ids)
 
@@ -318,7 +334,7 @@ class AsyncLLM:
         if taken.to_abort:  # a stop string was found, which the core knows nothing of
             with contextlib.suppress(EngineError):
                 self._client.abort_requests(taken.to_abort)
-        self._statistics.record(outputs)
+        self._statistics.record(outputs, taken.to_abort)
 
     def _fail(self, error: EngineDeadError) -> None:
         for slot in self._slots.values():
@@ -346,10 +362,6 @@ class AsyncLLM:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(function, argument)
-
-
-def _core_process(config: EngineConfig) -> EngineCoreClient:
-    return make_client(config, multiprocess=True)
 
 
 class _OutputSlot:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import itertools
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -77,6 +79,10 @@ class InputProcessor:
 
     def default_sampling_params(self) -> SamplingParams:
         """What a request without parameters gets: the model's own defaults, unless generation_config says otherwise."""
+        return copy.copy(self._defaults)
+
+    @cached_property
+    def _defaults(self) -> SamplingParams:
         own: dict[str, Any] = dict(self._generation_config.defaults)
         return SamplingParams(**own) if self._config.generation_config == "auto" else SamplingParams()
 

@@ -16,12 +16,13 @@ from typing import Any, Self, TypeAlias, TypeVar, cast
 
 from octavo.config.flat import EngineArgs, flat
 from octavo.engine.info import EngineInfo
-from octavo.engine.stats import Metric
+from octavo.engine.metric import Metric
 from octavo.frontend.input_processor import PreparedRequest, own_params
 from octavo.frontend.llm_engine import LLMEngine
 from octavo.frontend.progress import progress_bar
 from octavo.tokenizer.chat_template import check_template_options
 from octavo.tokenizer.tokenizer import Tokenizer
+from octavo.util.spans import Span
 from octavo.words.errors import EngineError, RequestError
 from octavo.words.inputs import PromptType, TokensPrompt
 from octavo.words.outputs import RequestOutput
@@ -135,6 +136,14 @@ class LLM:
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, and nothing is done, while a request holds blocks."""
         return self._engine.reset_prefix_cache()
+
+    def start_profile(self, *, with_ops: bool = False) -> None:
+        """Take note from now on of what the engine does when; ``with_ops`` of every op of captured steps too."""
+        self._engine.start_profile(with_ops=with_ops)
+
+    def stop_profile(self) -> list[Span]:
+        """What it did since ``start_profile``; no more notes are taken."""
+        return self._engine.stop_profile()
 
     def collective_rpc(self, name: str, *args: Any) -> list[Any]:
         """Call a method of every worker (``extension.NAME`` for one of a worker extension); one result per worker."""

@@ -17,13 +17,17 @@ from typing import Any, Self
 from octavo.config.flat import EngineArgs
 from octavo.engine.client import EngineCoreClient, make_client
 from octavo.engine.info import EngineInfo
-from octavo.engine.stats import Metric, Statistics, StatLogger
+from octavo.engine.metric import Metric
+from octavo.engine.request_stats import RequestStats
+from octavo.engine.stats import Statistics, StatLogger, cache_metrics
 from octavo.frontend.input_processor import InputProcessor, PreparedRequest
 from octavo.frontend.output_processor import OutputProcessor
 from octavo.frontend.start import default_stat_loggers, start_front_end
 from octavo.tokenizer.tokenizer import Tokenizer
+from octavo.util.spans import NO_SPANS, Span, SpanRecorder, Spans
 from octavo.words.errors import ConfigError
 from octavo.words.inputs import PromptType
+from octavo.words.messages import FinishReason
 from octavo.words.outputs import RequestOutput
 from octavo.words.sampling_params import SamplingParams
 
@@ -47,7 +51,8 @@ class LLMEngine:
         self._client = client
         self._inputs = input_processor
         self._outputs = output_processor
-        self._statistics = Statistics(stat_loggers)
+        self._statistics = Statistics(RequestStats(client.info.max_model_len), stat_loggers)
+        self._spans: Spans = NO_SPANS
 
     @classmethod
     def from_engine_args(
@@ -83,6 +88,7 @@ class LLMEngine:
     def add_prepared(self, request: PreparedRequest) -> None:
         """Hand a prepared request to the core."""
         self._outputs.add_request(request.request_id, request.prompt, request.choices)
+        self._statistics.begin(request.choices)
         for choice in request.choices:
             self._client.add_request(choice)
 
@@ -108,10 +114,11 @@ class LLMEngine:
         outputs = self._client.get_output()
         if outputs is None:
             return []
-        processed = self._outputs.process_outputs(outputs)
+        with self._spans.span("output"):
+            processed = self._outputs.process_outputs(outputs)
         if processed.to_abort:  # a stop string was found, which the core knows nothing of
             self._client.abort_requests(processed.to_abort)
-        self._statistics.record(outputs)
+        self._statistics.record(outputs, processed.to_abort)
         return processed.request_outputs
 
     def abort_request(self, request_ids: str | Sequence[str]) -> None:
@@ -119,7 +126,7 @@ class LLMEngine:
         listed = [request_ids] if isinstance(request_ids, str) else list(request_ids)
         core_ids = self._outputs.abort_requests(listed)
         if core_ids:
-            self._statistics.count_finished("abort", len(core_ids))
+            self._statistics.end(core_ids, FinishReason.ABORT)
             self._client.abort_requests(core_ids)
 
     def has_unfinished_requests(self) -> bool:
@@ -128,7 +135,8 @@ class LLMEngine:
 
     def get_metrics(self) -> list[Metric]:
         """Counters and gauges of this moment, under vLLM's names."""
-        return self._statistics.snapshot(self._client.call("stats"))
+        more = [*cache_metrics(self.info), *self._client.metrics()]
+        return self._statistics.snapshot(self._client.call("stats"), more)
 
     def do_log_stats(self) -> None:
         """Let every stat logger speak now."""
@@ -137,6 +145,16 @@ class LLMEngine:
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes; False, and nothing is done, while a request holds blocks."""
         return bool(self._client.call("reset_prefix_cache"))
+
+    def start_profile(self, *, with_ops: bool = False) -> None:
+        """Take note from now on of what is done when, in every part of the engine; ``with_ops`` of every op too."""
+        self._spans = SpanRecorder("front end")
+        self._client.call("start_profile", with_ops)
+
+    def stop_profile(self) -> list[Span]:
+        """What was done since ``start_profile``, and no more notes."""
+        spans, self._spans = self._spans.take(), NO_SPANS
+        return spans + self._client.call("stop_profile")
 
     def collective_rpc(self, name: str, *args: Any) -> list[Any]:
         """Call a method of every worker by name; one result per worker. Raises EngineError if it fails."""

@@ -1,4 +1,7 @@
-"""The engine as the routes see it: loading, ready, or gone."""
+"""The engine as the routes see it: loading, ready, recovering, or gone.
+
+While it recovers, requests are taken and wait, but nobody should send more than are there (/health is 503).
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ class Phase(enum.StrEnum):
 
     LOADING = "loading"
     READY = "ready"
+    RECOVERING = "recovering"
     STOPPING = "stopping"
     DEAD = "dead"
 
@@ -37,15 +41,22 @@ class EngineState:
     @property
     def phase(self) -> Phase:
         """How far the engine is now."""
-        if self._phase is Phase.READY and self._llm is not None and self._llm.errored:
+        if self._phase is not Phase.READY or self._llm is None:
+            return self._phase
+        if self._llm.errored:
             return Phase.DEAD
-        return self._phase
+        return Phase.READY if self._llm.problem is None else Phase.RECOVERING
+
+    @property
+    def loaded_llm(self) -> AsyncLLM:
+        """The engine whatever its phase, for who only looks. Raises as ``llm`` while it is loading."""
+        return self._llm or self.llm
 
     @property
     def llm(self) -> AsyncLLM:
         """The engine. Raises the error that a client gets while there is none to use."""
         phase = self.phase
-        if phase is Phase.READY and self._llm is not None:
+        if phase in (Phase.READY, Phase.RECOVERING) and self._llm is not None:
             return self._llm
         reasons = {
             Phase.LOADING: "the model is loading; try again in a moment.",

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
 
 from octavo.config.flat import EngineArgs
 from octavo.config.server import ServerConfig
@@ -34,6 +36,8 @@ def serve(args: EngineArgs, config: ServerConfig, *, start_engine: StartEngine |
 
     Raises ListenError for a port that is taken, ConfigError for keys that cannot be read.
     """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _end_at_once)  # until the event loop takes them over
     api_keys = read_api_keys(config)
     listener = bind(config)
     logger.info("Listening on %s; the model is loading", address_of(listener, config))
@@ -48,6 +52,11 @@ def serve(args: EngineArgs, config: ServerConfig, *, start_engine: StartEngine |
         listener.close()
         if config.uds is not None:
             Path(config.uds).unlink(missing_ok=True)
+
+
+def _end_at_once(_number: int, _frame: FrameType | None) -> NoReturn:
+    """Nothing is being served yet: the exit handlers end the core, and that is all there is to end."""
+    raise SystemExit(0)
 
 
 def bind(config: ServerConfig) -> socket.socket:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +11,21 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.server.anthropic.messages import (
+    CountTokensRequest,
+    MessageObject,
+    MessageRequest,
+    Messages,
+    TokenCount,
+)
 from octavo.server.api_error import ErrorResponse
 from octavo.server.context import ServerContext
 from octavo.server.development import Development, PauseRequest, RpcRequest
 from octavo.server.openai.chat import ChatCompletion, ChatCompletionRequest, ChatCompletions
 from octavo.server.openai.completions import Completion, CompletionRequest, Completions
 from octavo.server.openai.models import ModelCard, ModelList, Models
+from octavo.server.openai.response_words import DeletedResponse, ResponseObject, ResponseRequest
+from octavo.server.openai.responses import Responses
 from octavo.server.status import Status
 from octavo.server.tokens import (
     DetokenizeRequest,
@@ -60,6 +70,8 @@ def all_routes(context: ServerContext) -> Iterator[Route]:
     """The routes of a server."""
     yield from _status_routes(context)
     yield from _openai_routes(context)
+    yield from _response_routes(context)
+    yield from _anthropic_routes(context)
     yield from _token_routes(context)
     if context.config.dev_mode:
         yield from _development_routes(context)
@@ -95,6 +107,46 @@ def _openai_routes(context: ServerContext) -> Iterator[Route]:
         body=ChatCompletionRequest,
         answer=ChatCompletion,
         streams=True,
+    )
+
+
+def _response_routes(context: ServerContext) -> Iterator[Route]:
+    responses = Responses(context)
+    path = "/v1/responses"
+    yield Route(
+        path=path,
+        endpoint=responses.create,
+        methods=("POST",),
+        tag="openai",
+        body=ResponseRequest,
+        answer=ResponseObject,
+        streams=True,
+    )
+    path += "/{response_id}"
+    delete = ("DELETE",)
+    yield Route(path=path, endpoint=responses.retrieve, tag="openai", answer=ResponseObject)
+    yield Route(path=path, endpoint=responses.delete, methods=delete, tag="openai", answer=DeletedResponse)
+    yield Route(path=f"{path}/cancel", endpoint=responses.cancel, methods=("POST",), tag="openai")
+
+
+def _anthropic_routes(context: ServerContext) -> Iterator[Route]:
+    messages = Messages(context)
+    yield Route(
+        path="/v1/messages",
+        endpoint=messages.create,
+        methods=("POST",),
+        tag="anthropic",
+        body=MessageRequest,
+        answer=MessageObject,
+        streams=True,
+    )
+    yield Route(
+        path="/v1/messages/count_tokens",
+        endpoint=messages.count_tokens,
+        methods=("POST",),
+        tag="anthropic",
+        body=CountTokensRequest,
+        answer=TokenCount,
     )
 
 
@@ -136,10 +188,17 @@ def _development_routes(context: ServerContext) -> Iterator[Route]:
 
 
 def openapi_of(route: Route) -> dict[str, Any]:
-    """What OpenAPI says beyond the path: the body."""
-    if route.body is None:
-        return {}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": _reference(route.body)}}}}
+    """What OpenAPI says beyond the path: its parameters and the body."""
+    said: dict[str, Any] = {}
+    if names := re.findall(r"{(\w+)", route.path):
+        said["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+            for name in names
+        ]
+    if route.body is not None:
+        content = {"application/json": {"schema": _reference(route.body)}}
+        said["requestBody"] = {"required": True, "content": content}
+    return said
 
 
 def responses_of(route: Route) -> dict[int | str, dict[str, Any]]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 
@@ -19,7 +21,7 @@ from octavo.frontend.async_llm import AsyncLLM
 from octavo.server.app import build_app, build_gate, words_of
 from octavo.server.body import BodyReader
 from octavo.server.context import ServerContext
-from octavo.server.engine_state import EngineState, Phase
+from octavo.server.engine_state import EngineState
 from octavo.server.http_protocol import limited_protocol
 from octavo.server.startup_responder import StartupResponder
 from octavo.words.errors import OctavoError
@@ -69,8 +71,10 @@ def run_server(
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=GRACEFUL_TIMEOUT_S,
             root_path=config.root_path,
+            proxy_headers=False,
         )
     )
+    gc.freeze()  # the framework's many objects stay: the collector need not look at them again
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(server, context, listener, responder, starting))
 
@@ -83,12 +87,13 @@ async def _run(
     starting: Future[AsyncLLM],
 ) -> int:
     loop = asyncio.get_running_loop()
+    stop = _Stop(server, context)
     for number in STOP_SIGNALS:
-        loop.add_signal_handler(number, _stop, server, context)
+        loop.add_signal_handler(number, stop.ask)
     responder.stop()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        return await _follow(server, context, asyncio.wrap_future(starting))
+        return await _follow(stop, context, asyncio.wrap_future(starting))
     finally:
         server.should_exit = True
         await serving
@@ -96,11 +101,11 @@ async def _run(
             await asyncio.to_thread(starting.result().shutdown)
 
 
-async def _follow(server: HttpServer, context: ServerContext, starting: asyncio.Future[AsyncLLM]) -> int:
+async def _follow(stop: _Stop, context: ServerContext, starting: asyncio.Future[AsyncLLM]) -> int:
     """Put the engine in its place when it is ready; the exit code once the server is to end."""
-    while not server.should_exit and not starting.done():
+    while not stop.is_asked and not starting.done():
         await asyncio.wait([starting], timeout=WATCH_INTERVAL_S)
-    if not starting.done():
+    if stop.is_asked:
         return 0
     try:
         context.state.set_ready(starting.result())
@@ -108,16 +113,39 @@ async def _follow(server: HttpServer, context: ServerContext, starting: asyncio.
         logger.critical("The engine did not start: %s", error)
         return 1
     logger.info("Application startup complete.")
-    while not server.should_exit:
-        if context.state.phase is Phase.DEAD:
-            logger.critical("The engine has failed; the server ends")
-            return 1
+    llm = starting.result()
+    while not llm.errored and not stop.is_due(llm.num_unfinished_requests):
         await asyncio.sleep(WATCH_INTERVAL_S)
+    if llm.errored:
+        logger.critical("The engine has failed; the server ends: %s", llm.dead_error)
+        return 1
     return 0
 
 
-def _stop(server: HttpServer, context: ServerContext) -> None:
-    if server.should_exit:
-        server.force_exit = True
-    context.state.set_stopping()
-    server.should_exit = True
+class _Stop:
+    """The wish to end: first let running answers end for a while, then, or when asked again, at once."""
+
+    def __init__(self, server: HttpServer, context: ServerContext) -> None:
+        self._server = server
+        self._context = context
+        self._due_at: float | None = None
+
+    def ask(self) -> None:
+        """Somebody wants the server to end: SIGTERM or Ctrl-C."""
+        now = time.monotonic()
+        if self._due_at is not None:
+            self._due_at = now
+            self._server.force_exit = True
+            return
+        self._due_at = now + self._context.config.shutdown_timeout
+        self._context.state.set_stopping()
+        logger.info("Stopping; running answers have %g s to end", self._context.config.shutdown_timeout)
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether anybody asked."""
+        return self._due_at is not None
+
+    def is_due(self, num_running: int) -> bool:
+        """Whether to end now, with that many answers unfinished."""
+        return self._due_at is not None and (not num_running or time.monotonic() >= self._due_at)

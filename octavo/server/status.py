@@ -6,12 +6,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo import __version__
-from octavo.engine.stats import Counter, Metric
 from octavo.server.context import ServerContext
 from octavo.server.engine_state import Phase
+from octavo.server.metrics import CONTENT_TYPE, metrics_page
 from octavo.server.responses import json_response
-
-METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Status:
@@ -42,24 +40,7 @@ class Status:
         return json_response({"server_load": self._context.load.num_requests - 1})
 
     async def metrics(self, request: Request) -> Response:
-        """Counters and gauges for Prometheus."""
-        names = {"model_name": self._context.model_names[0], "engine": "0"}
-        return Response(prometheus_text(await self._context.llm.get_metrics(), names), media_type=METRICS_TYPE)
-
-
-def prometheus_text(metrics: list[Metric], labels: dict[str, str]) -> str:
-    """Metrics in Prometheus' text format, each with ``labels``."""
-    lines: list[str] = []
-    for metric in metrics:
-        is_counter = isinstance(metric, Counter)
-        name = metric.name + ("_total" if is_counter else "")
-        header = f"# TYPE {name} {'counter' if is_counter else 'gauge'}"
-        if header not in lines:
-            lines.append(header)
-        shown = ",".join(f'{key}="{_escaped(value)}"' for key, value in {**labels, **metric.labels}.items())
-        lines.append(f"{name}{{{shown}}} {metric.value}")
-    return "\n".join(lines) + "\n"
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+        """Counters, gauges and histograms for Prometheus; also while the engine recovers or the server drains."""
+        labels = {"model_name": self._context.model_names[0], "engine": "0"}
+        metrics = await self._context.state.loaded_llm.get_metrics()
+        return Response(metrics_page(metrics, labels), media_type=CONTENT_TYPE)

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from octavo.server.api_error import ApiError
 from octavo.server.context import ServerContext
-from octavo.server.openai.chat import text_size
+from octavo.server.conversation import conversation_ids
 from octavo.server.responses import json_response
 
 
@@ -76,21 +76,12 @@ class Tokens:
         llm = self._context.llm
         if (body.prompt is None) == (body.messages is None):
             raise ApiError(400, "give either prompt or messages.", param="prompt")
-        size = text_size(body.prompt or body.messages)
-        llm.check_text_length(size)
-        if body.prompt is not None:
-            return await llm.work_on(
-                size, partial(llm.tokenizer.encode, body.prompt, body.add_special_tokens is not False)
-            )
-        return await llm.work_on(
-            size,
-            partial(
-                llm.tokenizer.apply_chat_template,
-                body.messages or [],
-                add_generation_prompt=body.add_generation_prompt and not body.continue_final_message,
-                continue_final_message=body.continue_final_message,
-            ),
-        )
+        if body.prompt is None:
+            adds = body.add_generation_prompt and not body.continue_final_message
+            return await conversation_ids(llm, body.messages, continues=body.continue_final_message, adds=adds)
+        llm.check_text_length(len(body.prompt))
+        encode = partial(llm.tokenizer.encode, body.prompt, body.add_special_tokens is not False)
+        return await llm.work_on(len(body.prompt), encode)
 
     async def detokenize(self, request: Request) -> Response:
         """The text of token ids."""

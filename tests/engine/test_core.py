@@ -62,6 +62,23 @@ def run(core: EngineCore, *, most_steps: int = 1000) -> dict[str, list[EngineCor
     raise AssertionError("the core never comes to rest")
 
 
+def test_a_profile_tells_what_each_step_had_to_do() -> None:
+    core = make_core()
+    core.add_request(make_message("a", 4, max_tokens=2))
+    run(core)
+    core.call("start_profile")
+    core.add_request(make_message("b", 5, max_tokens=2))
+    core.add_request(make_message("c", 3, max_tokens=3))
+    run(core)
+    spans = core.call("stop_profile")
+    requests = [span.facts["requests"] for span in spans if span.name == "schedule" and span.facts["requests"]]
+    assert requests == [[[0, 5], [0, 3]], [[5, 1], [3, 1]], [[4, 1]]]
+    rows = [span.facts["logit_rows"] for span in spans if span.name == "sample"]
+    assert rows[:3] == [2, 2, 1]
+    run(core)
+    assert core.call("stop_profile") == []
+
+
 def tokens_of(outputs: list[EngineCoreOutput]) -> list[int]:
     return [token for output in outputs for token in output.new_token_ids]
 

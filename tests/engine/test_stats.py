@@ -4,8 +4,11 @@ import logging
 
 import pytest
 
-from octavo.engine.stats import Counter, Gauge, IterationStats, LoggingStatLogger, MetricsRecorder
-from octavo.words.messages import EngineCoreOutput, FinishReason, SchedulerStats
+from octavo.engine.metric import Counter, Gauge
+from octavo.engine.request_stats import RequestStats
+from octavo.engine.stats import IterationStats, LoggingStatLogger, Statistics
+from octavo.words.messages import EngineCoreOutput, EngineCoreOutputs, FinishReason, SchedulerStats
+from tests.fakes import make_message
 
 
 class Clock:
@@ -50,25 +53,28 @@ def test_it_is_silent_while_nothing_happens(caplog: pytest.LogCaptureFixture) ->
     assert len(caplog.messages) == 1
 
 
-def test_a_snapshot_counts_finished_choices_by_reason() -> None:
-    recorder = MetricsRecorder()
+def test_a_snapshot_has_the_scheduler_s_books_the_requests_and_what_others_count() -> None:
+    statistics = Statistics(RequestStats(64))
+    requests = [make_message(name, 4, max_tokens=2) for name in ("a", "b", "c", "d")]
+    statistics.begin(requests)
     outputs = [
         EngineCoreOutput(request_id="a", new_token_ids=[1, 2], finish_reason=FinishReason.STOP),
         EngineCoreOutput(request_id="b", new_token_ids=[1], finish_reason=FinishReason.LENGTH),
         EngineCoreOutput(request_id="c", new_token_ids=[1]),
     ]
-    iteration = IterationStats.of(outputs)
-    assert iteration.num_generation_tokens == 4
-    recorder.record(SchedulerStats(), iteration)
-    recorder.record(SchedulerStats(), iteration)
-    recorder.count_finished("abort")
+    assert IterationStats.of(outputs).num_generation_tokens == 4
+    books = SchedulerStats(num_running=1, prefix_cache_hits=32, kv_cache_usage=0.5)
+    statistics.record(EngineCoreOutputs(outputs=outputs, stats=books), ["c"])
+    statistics.end(["d", "a"], FinishReason.ABORT)
+    assert statistics.newest is books
 
-    metrics = recorder.snapshot(SchedulerStats(num_running=1, prefix_cache_hits=32, kv_cache_usage=0.5))
+    metrics = statistics.snapshot(books, [Counter("octavo:more", 3)])
     assert Gauge("vllm:num_requests_running", 1) in metrics
     assert Gauge("vllm:kv_cache_usage_perc", 0.5) in metrics
     assert Counter("vllm:prefix_cache_hits", 32) in metrics
+    assert Counter("octavo:more", 3) in metrics
     finished = {m.labels["finished_reason"]: m.value for m in metrics if m.name == "vllm:request_success"}
-    assert finished == {"abort": 1, "length": 2, "stop": 2}
+    assert finished == {"abort": 1, "length": 1, "stop": 2}
 
 
 @pytest.mark.parametrize("reason", list(FinishReason))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from octavo.config.flat import EngineArgs
-from octavo.engine.process_client import ProcessClient
+from octavo.engine.supervisor import Supervisor
 from octavo.frontend.admission import Admission
 from octavo.frontend.async_llm import AsyncLLM
 from octavo.frontend.llm import LLM
@@ -235,11 +235,12 @@ def test_what_is_over_the_limits_of_the_queue_is_refused() -> None:
 
 def test_a_dead_core_ends_every_request_with_its_cause(succ: Path) -> None:
     async def die() -> None:
-        llm = await asyncio.to_thread(AsyncLLM.from_engine_args, EngineArgs(str(succ), **OPTIONS))
+        args = EngineArgs(str(succ), **OPTIONS, on_engine_death="exit")
+        llm = await asyncio.to_thread(AsyncLLM.from_engine_args, args)
         try:
             tasks = [asyncio.create_task(answer(llm, "A", endless())) for _ in range(3)]
             await asyncio.sleep(0.1)
-            assert isinstance(llm.client, ProcessClient)
+            assert isinstance(llm.client, Supervisor)
             os.kill(llm.client.pid, signal.SIGKILL)
             for ended in await asyncio.gather(*tasks, return_exceptions=True):
                 assert isinstance(ended, EngineDeadError)

@@ -90,6 +90,17 @@ print(llm.generate("A", SamplingParams(temperature=0, max_tokens=40))[0].outputs
 """
 
 
+def test_a_profile_of_a_background_core_has_every_part_of_it(llm: LLM) -> None:
+    llm.start_profile()
+    llm.generate("ABC", SamplingParams(temperature=0.0, max_tokens=3), use_tqdm=False)
+    spans = llm.stop_profile()
+    tracks = {"schedule": "core", "sample": "core", "update": "core", "prepare": "worker", "forward": "worker"}
+    assert {span.name: span.track for span in spans} == tracks | {"output": "front end"}
+    assert all(span.duration_ns >= 0 and span.start_ns > 0 for span in spans)
+    assert [span.name for span in spans].count("forward") == 3
+    assert llm.stop_profile() == []
+
+
 def test_a_script_without_a_main_guard_works(succ: Path, tmp_path: Path) -> None:
     """Case ST03."""
     result = run_script(tmp_path, NO_MAIN_GUARD, str(succ))

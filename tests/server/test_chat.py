@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from octavo.frontend.llm import LLM
-from tests.server.conftest import RunningServer
+from tests.server.conftest import MODEL, RunningServer
 from tests.server.test_completions import events
 
 CHAT = "/v1/chat/completions"
@@ -15,18 +15,28 @@ CHAT = "/v1/chat/completions"
 
 def chat(server: RunningServer, content: Any = "A", **fields: Any) -> Any:
     messages = [{"role": "user", "content": content}]
-    return server.client.post(CHAT, json={"messages": messages, "temperature": 0, **fields})
+    return server.client.post(CHAT, json={"model": MODEL, "messages": messages, "temperature": 0, **fields})
 
 
 def test_an_answer_without_a_limit_goes_to_its_end(server: RunningServer) -> None:
     answer = chat(server).json()
     (choice,) = answer["choices"]
-    assert choice["message"] == {"role": "assistant", "content": "BCDEFGHIJKLMNOPQRSTUVWXYZ", "refusal": None}
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": "BCDEFGHIJKLMNOPQRSTUVWXYZ",
+        "refusal": None,
+        "annotations": [],
+    }
     assert (choice["finish_reason"], answer["usage"]["completion_tokens"]) == ("stop", 26)
 
 
 def test_a_stream_names_the_role_once(server: RunningServer) -> None:
-    body = {"messages": [{"role": "user", "content": "w"}], "temperature": 0, "stream_options": {"include_usage": True}}
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "w"}],
+        "temperature": 0,
+        "stream_options": {"include_usage": True},
+    }
     *found, last = events(server, CHAT, body)
     deltas = [event["choices"][0]["delta"] for event in found]
     assert [delta.get("role") for delta in deltas] == ["assistant"] + [None] * (len(deltas) - 1)
@@ -47,7 +57,7 @@ def test_text_parts_and_plain_text_are_the_same_prompt(server: RunningServer) ->
 def test_logprobs_without_top_logprobs(server: RunningServer, stream: bool) -> None:  # SA15
     fields = {"max_tokens": 2, "logprobs": True, "temperature": 0}
     if stream:
-        body = {"messages": [{"role": "user", "content": "A"}], **fields}
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "A"}], **fields}
         content = [item for event in events(server, CHAT, body) for item in event["choices"][0]["logprobs"]["content"]]
     else:
         content = chat(server, **fields).json()["choices"][0]["logprobs"]["content"]
@@ -69,6 +79,7 @@ def test_max_completion_tokens_goes_before_its_old_name(server: RunningServer) -
 
 def test_the_last_message_can_be_continued(server: RunningServer) -> None:  # TC13
     body: dict[str, Any] = {
+        "model": MODEL,
         "messages": [{"role": "user", "content": "0"}, {"role": "assistant", "content": "a "}],
         "continue_final_message": True,
         "return_token_ids": True,
@@ -82,7 +93,7 @@ def test_the_last_message_can_be_continued(server: RunningServer) -> None:  # TC
 
 def test_an_offline_chat_has_the_same_prompt(server: RunningServer, succ: Any) -> None:  # TC17
     messages = [{"role": "system", "content": "Be brief. "}, {"role": "user", "content": "Hello"}]
-    body = {"messages": messages, "max_tokens": 1, "return_token_ids": True}
+    body = {"model": MODEL, "messages": messages, "max_tokens": 1, "return_token_ids": True}
     online = server.client.post(CHAT, json=body).json()["prompt_token_ids"]
     with LLM(str(succ), max_model_len=64, kv_cache_memory_bytes="4MiB", disable_log_stats=True) as llm:
         assert llm.chat(messages, use_tqdm=False)[0].prompt_token_ids == online
@@ -90,7 +101,12 @@ def test_an_offline_chat_has_the_same_prompt(server: RunningServer, succ: Any) -
 
 def test_unknown_fields_are_accepted_with_one_warning(server: RunningServer) -> None:  # OA09
     for _ in range(3):
-        body = {"messages": [{"role": "user", "content": "A", "name": "me", "mood": 1}], "max_tokens": 1, "surprise": 1}
+        body = {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": "A", "name": "me", "mood": 1}],
+            "max_tokens": 1,
+            "surprise": 1,
+        }
         assert server.client.post(CHAT, json=body).status_code == 200
     warnings = [line for line in server.log.read_text().splitlines() if "surprise" in line]
     assert len(warnings) == 1
@@ -100,11 +116,16 @@ def test_unknown_fields_are_accepted_with_one_warning(server: RunningServer) -> 
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "nope"}}, "response_format"),  # SO04
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "response_format"),
+        ({"response_format": "json"}, "response_format"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"functions": [{"name": "f"}]}, "functions"),
-        ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs"),
+        ({"structured_outputs": {"choice": ["a"], "regex": "a"}}, "structured_outputs"),  # SO16
+        ({"structured_outputs": {"colour": "red"}}, "structured_outputs"),
+        ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "response_format"),
         ({"chat_template": "{{ messages }}"}, "chat_template"),  # TC18
         ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
@@ -118,12 +139,25 @@ def test_unknown_fields_are_accepted_with_one_warning(server: RunningServer) -> 
         ({"messages": [{"role": "user", "content": []}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages"),
         ({"max_tokens": 0}, "max_tokens"),
+        ({"model": None}, "model"),
     ],
 )
 def test_what_cannot_be_done_is_said_clearly(server: RunningServer, fields: dict[str, Any], param: str) -> None:
-    answer = server.client.post(CHAT, json={"messages": [{"role": "user", "content": "A"}], **fields})
+    answer = server.client.post(CHAT, json={"model": MODEL, "messages": [{"role": "user", "content": "A"}], **fields})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
     assert server.is_alive()
+
+
+def test_an_answer_can_be_held_to_a_shape(server: RunningServer) -> None:
+    for fields in (
+        {"structured_outputs": {"choice": ["yes", "no"]}},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["yes", "no"]}}}},
+    ):
+        content = chat(server, **fields).json()["choices"][0]["message"]["content"]
+        assert content.strip('"') in ("yes", "no")
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "A"}], "temperature": 0, **fields}
+        found = events(server, CHAT, body)
+        assert "".join(event["choices"][0]["delta"]["content"] for event in found) == content
 
 
 def test_harmless_forms_are_accepted(server: RunningServer) -> None:
@@ -135,6 +169,6 @@ def test_harmless_forms_are_accepted(server: RunningServer) -> None:
         {"messages": [{"role": "user", "content": "A"}, {"role": "assistant", "content": None, "tool_calls": [call]}]},
     ]
     for fields in harmless:
-        body = {"messages": [{"role": "user", "content": "A"}], "max_tokens": 1, **fields}
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "A"}], "max_tokens": 1, **fields}
         answer = server.client.post(CHAT, json=body)
         assert answer.status_code == 200, answer.text

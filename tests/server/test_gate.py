@@ -92,7 +92,7 @@ def test_while_the_model_loads_probes_tell_and_requests_are_told_to_wait() -> No
     assert (health.status_code, health.json()) == (503, {"status": "loading"})
     for method, path, body in (
         ("POST", "/v1/completions", {"prompt": "a"}),
-        ("POST", "/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+        ("POST", "/v1/chat/completions", {"model": "m", "messages": [{"role": "user", "content": "a"}]}),
         ("GET", "/v1/models", None),
         ("GET", "/metrics", None),
     ):

@@ -247,7 +247,7 @@ def test_parallel_tokenising_and_chatting(server: RunningServer) -> None:  # DT0
         if number % 2:
             body: dict[str, Any] = {"prompt": "many words " * 20, "truncate_prompt_tokens": 5}
             return server.client.post("/tokenize", json=body).status_code
-        body = {"messages": [{"role": "user", "content": "A"}], "max_tokens": 2}
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "A"}], "max_tokens": 2}
         return server.client.post("/v1/chat/completions", json=body).status_code
 
     with ThreadPoolExecutor(16) as pool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import openai
 import pytest
@@ -75,3 +78,12 @@ def test_an_error_inside_a_stream_is_raised(client: openai.OpenAI) -> None:
     )
     with pytest.raises(openai.APIError, match="within 0.05 s"):
         list(stream)
+
+
+def test_the_example_talks_to_the_server(server: RunningServer) -> None:
+    example = Path(__file__).parent.parent.parent / "examples" / "openai_client.py"
+    done = subprocess.run(
+        [sys.executable, str(example), f"{server.url}/v1"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -34,6 +35,8 @@ from octavo.words.model_facts import ModelFacts
 
 # What linear layers and what the vocabulary are quantised to by the Plan's name; None: as a GGUF file stores them.
 QUANTIZED_FORMATS = {"gguf": (None, None), "int8": ("int8", "int8"), "int4": ("Q4_0", "int8")}
+logger = logging.getLogger(__name__)
+
 WORKER = "octavo.device.worker.worker:Worker"
 
 
@@ -115,6 +118,7 @@ def _weight_formats(plan: Plan, kernels: Kernels) -> dict[str, QuantMethod]:
         return dict.fromkeys(names, UNQUANTIZED)
     if plan.quantization == "none":
         return dict(zip(names, (NativeDense(native), NativeDense(native), UNQUANTIZED), strict=True))
+    logger.info("Weights are held as %s: %s", plan.quantization, plan.reasons["quantization"])
     linear, vocab = QUANTIZED_FORMATS[plan.quantization]
     of_vocab = NativeQuantized(native, plan.quantization, vocab)
     return dict(zip(names, (NativeQuantized(native, plan.quantization, linear), of_vocab, of_vocab), strict=True))

@@ -13,6 +13,7 @@ from octavo.device.ops.linear import DenseWeight
 from octavo.device.ops.recording import Arena, Recorder, Recording
 from octavo.device.worker.dummy import dummy_step
 from octavo.device.worker.input_batch import InputBatch
+from octavo.util.spans import Span
 from octavo.words.errors import CaptureError
 from octavo.words.graph_report import GraphReport
 from octavo.words.kv_cache_spec import KVCacheConfig, cdiv
@@ -60,6 +61,20 @@ class StepGraphs:
             splits=[f"{split.name} ({split.where})" for each in recordings for split in each.splits],
             arena_bytes=sum(each.arena.num_bytes for each in recordings),
         )
+
+    def time_ops(self, timed: bool) -> None:
+        """From now on let replays take note of when each op ran, or no more."""
+        for recording in (self._forward, self._logits):
+            for graph in () if recording is None else recording.graphs:
+                graph.timed = timed
+
+    def forward_spans(self) -> list[Span]:
+        """When each op of the last timed replay of ``forward`` ran; none where nothing is captured."""
+        return _op_spans(self._forward)
+
+    def logits_spans(self) -> list[Span]:
+        """The same of ``logits``."""
+        return _op_spans(self._logits)
 
     # A step
 
@@ -133,6 +148,15 @@ class StepGraphs:
         hidden, rows = DenseWeight(self._hidden), self._rows[:num_rows].zero_()
         # Picking rows is what an embedding does.
         return recorder.record(self._model, lambda: self._model.compute_logits(self._kernels.embedding(rows, hidden)))
+
+
+def _op_spans(recording: Recording | None) -> list[Span]:
+    graphs = () if recording is None else recording.graphs
+    return [
+        Span(op, "ops", round(start * 1e9), round((end - start) * 1e9), {"where": where})
+        for graph in graphs
+        for op, where, start, end in graph.timings()
+    ]
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:

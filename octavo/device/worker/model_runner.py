@@ -17,6 +17,7 @@ from octavo.device.worker.head import Head
 from octavo.device.worker.input_batch import GroupInputs, InputBatch, StepInputs
 from octavo.device.worker.kv_cache import KVCache, layer_groups
 from octavo.device.worker.request_table import RequestTable, SlotHolder
+from octavo.util.spans import NO_SPANS, Spans
 from octavo.words.errors import CaptureError
 from octavo.words.graph_report import GraphReport
 from octavo.words.kv_cache_spec import KVCacheConfig
@@ -56,6 +57,7 @@ class ModelRunner:
         self._holders = tuple(holders)
         self._max_num_requests = max_num_requests
         self._max_num_tokens = max_num_tokens
+        self.spans: Spans = NO_SPANS
 
     def initialize_kv_cache(self, config: KVCacheConfig) -> None:
         """Allocate the cache, bind the layers to it, and start with an empty request table."""
@@ -122,12 +124,20 @@ class ModelRunner:
         self._kv_cache.zero_blocks(output.blocks_to_zero)
         if not output.num_scheduled_tokens:
             return Step(output.step_id)
-        batch = self._inputs.prepare(output, self._table)
-        return Step(output.step_id, batch, self.graphs.forward(batch))
+        with self.spans.span("prepare"):
+            batch = self._inputs.prepare(output, self._table)
+        with self.spans.span("forward"):
+            hidden = self.graphs.forward(batch)
+        if self.spans.detailed:
+            self.spans.extend(self.graphs.forward_spans())
+        return Step(output.step_id, batch, hidden)
 
     @torch.inference_mode()
     def sample(self, step: Step, grammar_masks: GrammarMasks | None = None) -> ModelRunnerOutput:
         """Finish a step: tokens for the requests that are done with their known ones."""
         if step.batch is None or step.hidden is None:
             return ModelRunnerOutput(step_id=step.step_id, request_ids=[], sampled_token_ids=[])
-        return self._head.finish(step.hidden, step.batch, self._table, grammar_masks)
+        output = self._head.finish(step.hidden, step.batch, self._table, grammar_masks)
+        if self.spans.detailed and len(step.batch.sampled):
+            self.spans.extend(self.graphs.logits_spans())
+        return output

@@ -19,6 +19,7 @@ from octavo.device.worker.model_runner import Step
 from octavo.device.worker.threads import torch_threads
 from octavo.plan.plan import Plan
 from octavo.util.byte_size import format_byte_size
+from octavo.util.spans import NO_SPANS, Span, SpanRecorder
 from octavo.words.errors import InsufficientMemoryError, UnsupportedError
 from octavo.words.graph_report import GraphReport
 from octavo.words.kv_cache_spec import AnyKVCacheSpec, KVCacheConfig
@@ -136,6 +137,26 @@ class Worker:
         """Finish a step that ``execute`` began."""
         with self._threads():
             return self.model_runner.sample(handle, grammar_masks)
+
+    def start_profile(self, with_ops: bool = False) -> None:
+        """Take note from now on of what is done when, by each op too where that is asked and steps are captured."""
+        self.model_runner.spans = SpanRecorder("worker", detailed=with_ops)
+        self.model_runner.graphs.time_ops(with_ops)
+
+    def stop_profile(self) -> list[Span]:
+        """What was done since, and no more notes."""
+        self.model_runner.graphs.time_ops(False)
+        spans, self.model_runner.spans = self.model_runner.spans.take(), NO_SPANS
+        return spans
+
+    def weight_bytes(self) -> dict[str, int]:
+        """Bytes in memory of the weights that a step reads: those of the layers, and of the output head."""
+        return {name: parameter_bytes(getattr(self.model, name)) for name in ("layers", "lm_head")}
+
+    def seconds_in_kernels(self) -> float | None:
+        """Seconds that native kernels took so far, in all; None where there are none."""
+        native = next(module.kernels.native for module in self.model.modules() if hasattr(module, "kernels"))
+        return None if native is None else native.pool.seconds_in_run
 
     def forget_requests(self) -> None:
         """Drop every request: a step failed half-way. What the KV cache holds stays."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from functools import partial
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 import msgspec
@@ -14,7 +13,9 @@ from octavo.frontend.async_llm import AsyncLLM
 from octavo.frontend.input_processor import PreparedRequest
 from octavo.server.api_error import ApiError
 from octavo.server.context import ServerContext, request_id_of
+from octavo.server.conversation import conversation_ids
 from octavo.server.openai.generation import (
+    FINGERPRINT,
     GenerationRequest,
     Timings,
     TokenNames,
@@ -23,6 +24,7 @@ from octavo.server.openai.generation import (
     sampling_params,
     truncated,
 )
+from octavo.server.openai.response_format import shape_of_format
 from octavo.server.openai.streaming import ended, frame, run_one
 from octavo.server.responses import EventStream, json_response, unless_gone
 from octavo.words.inputs import TokensPrompt
@@ -41,11 +43,12 @@ MESSAGE_KEYS = frozenset(
 class ChatCompletionRequest(GenerationRequest, kw_only=True):
     """The body of a request."""
 
+    model: str
     messages: Any
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    response_format: dict[str, Any] | None = None
+    response_format: Any = None
     tools: list[Any] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
@@ -94,6 +97,7 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     role: str = "assistant"
     content: str | None
     refusal: str | None = None
+    annotations: list[Any] = []
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
@@ -116,8 +120,7 @@ class ChatCompletion(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    system_fingerprint: str | None = None
-    service_tier: str | None = None
+    system_fingerprint: str = FINGERPRINT
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     prompt_logprobs: list[dict[int, Logprob] | None] | msgspec.UnsetType = msgspec.UNSET
     timings: Timings | None | msgspec.UnsetType = msgspec.UNSET
@@ -150,7 +153,7 @@ class ChatChunk(msgspec.Struct, kw_only=True):
     model: str
     choices: list[ChatChunkChoice]
     usage: Usage | None | msgspec.UnsetType = msgspec.UNSET
-    system_fingerprint: str | None = None
+    system_fingerprint: str = FINGERPRINT
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
     timings: Timings | None | msgspec.UnsetType = msgspec.UNSET
 
@@ -304,8 +307,6 @@ class _Answer:
 
 def check_unsupported(body: ChatCompletionRequest) -> None:
     """Refuse clearly what cannot be done: this is where tools and grammars will come in."""
-    if body.response_format is not None and body.response_format.get("type") != "text":
-        raise ApiError(400, 'response_format can have the type "text" only, for now.', param="response_format")
     if body.tools and body.tool_choice != "none":
         raise ApiError(400, "tools are not possible yet.", param="tools")
     if body.functions:
@@ -323,24 +324,17 @@ def check_unsupported(body: ChatCompletionRequest) -> None:
 async def chat_prompt(body: ChatCompletionRequest, context: ServerContext) -> TokensPrompt:
     """The conversation as tokens. Raises RequestError naming the message that is wrong."""
     llm = context.llm
-    tokenizer = llm.tokenizer
     keys: set[str] = set()
     if isinstance(body.messages, list):
         keys.update(*(message for message in body.messages if isinstance(message, dict)))
     context.bodies.warn_of(f"messages[].{key}" for key in keys - MESSAGE_KEYS)
-    continues = bool(body.continue_final_message)
-    adds = body.add_generation_prompt
-    render = partial(
-        tokenizer.apply_chat_template,
+    ids = await conversation_ids(
+        llm,
         body.messages,
-        tools=None,
-        add_generation_prompt=not continues if adds is None else adds,
-        continue_final_message=continues,
+        continues=bool(body.continue_final_message),
+        adds=body.add_generation_prompt,
         **template_options(body),
     )
-    size = text_size(body.messages)
-    llm.check_text_length(size)
-    ids = await llm.work_on(size, render)
     prompt: TokensPrompt = {"prompt_token_ids": truncated(ids, body, llm.info.max_model_len)}
     if body.cache_salt is not None:
         prompt["cache_salt"] = body.cache_salt
@@ -370,15 +364,9 @@ def chat_params(body: ChatCompletionRequest, defaults: SamplingParams) -> Sampli
     if most is not None and most < 1:
         raise ApiError(400, f"{name} must be at least 1.", param=name)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return sampling_params(body, defaults, max_tokens=most, logprobs=logprobs)
-
-
-def text_size(value: Any) -> int:
-    """Characters in a JSON value, all together."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, dict):
-        return sum(text_size(item) for item in value.values())
-    if isinstance(value, Sequence):
-        return sum(map(text_size, value))
-    return 0
+    own: dict[str, Any] = {"max_tokens": most, "logprobs": logprobs}
+    if body.response_format is not None and (shape := shape_of_format(body.response_format, "response_format")):
+        if body.structured_outputs is not None:
+            raise ApiError(400, "give response_format or structured_outputs, not both.", param="response_format")
+        own["structured_outputs"] = shape
+    return sampling_params(body, defaults, **own)

@@ -15,6 +15,7 @@ from octavo.frontend.input_processor import PreparedRequest
 from octavo.server.api_error import ApiError
 from octavo.server.context import ServerContext, request_id_of
 from octavo.server.openai.generation import (
+    FINGERPRINT,
     GenerationRequest,
     Timings,
     TokenNames,
@@ -77,7 +78,7 @@ class Completion(msgspec.Struct, kw_only=True):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | None | msgspec.UnsetType = msgspec.UNSET
-    system_fingerprint: str | None = None
+    system_fingerprint: str = FINGERPRINT
     timings: Timings | None | msgspec.UnsetType = msgspec.UNSET
 
 

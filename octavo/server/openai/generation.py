@@ -7,11 +7,15 @@ from typing import Any
 
 import msgspec
 
+from octavo import __version__
 from octavo.server.api_error import ApiError
+from octavo.server.openai.response_format import as_shape
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.words.outputs import Logprob, RequestMetrics, RequestOutput
 from octavo.words.sampling_params import RequestOutputKind, SamplingParams
 
+FINGERPRINT = f"octavo-{__version__}"
+"""What made an answer: the same version gives the same answer to the same seed on the same machine."""
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 1024
 MAX_LIST_ENTRIES = 1024
@@ -66,7 +70,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     return_timings: bool | None = None
-    structured_outputs: dict[str, Any] | None = None
+    structured_outputs: Any = None
 
 
 _AS_THEY_ARE = (
@@ -82,6 +86,8 @@ def sampling_params(body: GenerationRequest, defaults: SamplingParams, **own: An
     given = {name: value for name in _AS_THEY_ARE if (value := getattr(body, name)) is not None}
     if body.logit_bias is not None:
         given["logit_bias"] = token_biases(body.logit_bias)
+    if body.structured_outputs is not None:
+        given["structured_outputs"] = as_shape(body.structured_outputs, "structured_outputs")
     kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
     return defaults.clone(**{**given, "output_kind": kind, **own})
 
@@ -95,8 +101,6 @@ def check_lists(body: GenerationRequest) -> None:
             raise ApiError(400, f"{name} may have at most {most} entries.", param=name)
     if any(len(word) > MAX_STOP_CHARACTERS for word in body.bad_words or ()):
         raise ApiError(400, f"bad_words may have at most {MAX_STOP_CHARACTERS} characters each.", param="bad_words")
-    if body.structured_outputs is not None:
-        raise ApiError(400, "structured_outputs is not possible yet.", param="structured_outputs")
     if body.request_timeout is not None and not 0 < body.request_timeout < 1e9:
         raise ApiError(400, "request_timeout must be above 0 seconds.", param="request_timeout")
     if body.stream_options is not None and not body.stream:

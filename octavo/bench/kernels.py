@@ -1,0 +1,168 @@
+"""A model's linear layers and attention alone, each held against the ceilings of the machine in the same run.
+
+Weights and keys are cold. The ceiling of a call is the longer of two times: its operations at the peak of the multiply
+unit, and its bytes at read bandwidth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from octavo.bench.measured import ARENA_BYTES, multiplied_dtype
+from octavo.bench.roofline import MachineProbe
+from octavo.config.flat import EngineArgs
+from octavo.words.errors import ConfigError
+
+if TYPE_CHECKING:
+    from octavo.frontend.llm import LLM
+
+EXTENSION = "octavo.device.worker.kernel_probe:KernelProbe"
+ROWS = (1, 2, 3, 4, 5, 7, 8, 12, 16, 17, 32, 64, 128, 512)
+CONTEXTS = (128, 512, 2048, 8192)
+QUICK_ROWS, QUICK_CONTEXTS = (1, 2, 4, 5, 8, 16, 17, 64), (128, 1024)
+ATTENTION_SHAPES = ((1, 1), (1, 8), (128, 1))
+"""(new rows, requests): one decode, eight, and a chunk of a prompt."""
+
+CLIFF = 1.10
+"""A number of rows may cost this much more than a neighbour promises."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--rows", type=_numbers, metavar="M,M,...", help=f"row counts (default: {_text(ROWS)})")
+    parser.add_argument("--contexts", type=_numbers, metavar="L,L,...", help=f"contexts (default: {_text(CONTEXTS)})")
+    parser.add_argument("--only", metavar="TEXT", help="only kinds of layer whose name has this in it")
+    parser.add_argument("--repeats", type=int, default=7, metavar="N", help="times each is measured (default: 7)")
+    parser.add_argument(
+        "--quick", action="store_true", help=f"rows {_text(QUICK_ROWS)}, contexts {_text(QUICK_CONTEXTS)}"
+    )
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Rows of two tables, ``linear`` and ``attention``, and ``cliffs``: row counts slower per token than neighbours."""
+    from octavo.frontend.llm import LLM
+
+    if args.repeats < 1:
+        raise ConfigError(f"--repeats must be at least 1, got {args.repeats}.")
+    args.worker_extension_cls = EXTENSION
+    rows = args.rows or (QUICK_ROWS if args.quick else ROWS)
+    contexts = args.contexts or (QUICK_CONTEXTS if args.quick else CONTEXTS)
+    with LLM.from_engine_args(EngineArgs.from_cli_args(args)) as llm:
+        plan = llm.info.plan
+        if plan.kernels != "native":
+            raise ConfigError("octavo bench kernels measures native kernels, and this engine has none.")
+        machine = MachineProbe(plan.num_threads, plan.cpu_isa, ARENA_BYTES)
+        before = machine.ceilings()
+        bench = KernelBench(llm, args.repeats, args.only or "")
+        linear = list(bench.linears(rows))
+        attention = list(bench.attentions(contexts))
+        after = machine.ceilings()
+    ceilings = before.best_with(after)
+    _, peak = ceilings.unit(multiplied_dtype(plan))
+    for case in linear + attention:
+        case["share"] = max(1e9 * case["gops"] / peak, case["gbps"] / ceilings.read_gbps)
+    return {
+        "isa": machine.isa,
+        "dtype": plan.dtype,
+        "ceilings": dataclasses.asdict(ceilings),
+        "ceilings_changed": before.changed_to(after),
+        "linear": linear,
+        "attention": attention,
+        "cliffs": cliffs(linear),
+    }
+
+
+class KernelBench:
+    """Asks the worker for seconds, and says what was done in them."""
+
+    def __init__(self, llm: LLM, repeats: int, only: str) -> None:
+        self._llm = llm
+        self._repeats = repeats
+        self._only = only
+
+    def linears(self, rows: Sequence[int]) -> Iterator[dict[str, Any]]:
+        for layer in self._ask("linears"):
+            if self._only in layer["name"]:
+                for num_rows in rows:
+                    seconds = self._ask("time_linear", layer["name"], num_rows, self._repeats)
+                    operations = 2 * num_rows * layer["k"] * layer["n"]
+                    case = {**layer, "rows": num_rows, "us_per_row": 1e6 * statistics.median(seconds) / num_rows}
+                    yield case | self._figures(seconds, operations, layer["bytes"])
+
+    def attentions(self, contexts: Sequence[int]) -> Iterator[dict[str, Any]]:
+        for layer in self._ask("attentions"):
+            if self._only in layer["name"]:
+                for context in contexts:
+                    for num_rows, num_requests in ATTENTION_SHAPES:
+                        yield self._attention(layer, context, min(num_rows, context), num_requests)
+
+    def _attention(self, layer: dict[str, Any], context: int, num_rows: int, num_requests: int) -> dict[str, Any]:
+        seconds = self._ask("time_attention", layer["name"], context, num_rows, num_requests, self._repeats)
+        seen = [min(context - row, layer["window"] or context) for row in range(num_rows)]
+        operations = 4 * layer["num_heads"] * layer["head_size"] * num_requests * sum(seen)
+        keys = min(context, (layer["window"] or context) - 1 + num_rows)
+        case = {**layer, "context": context, "rows": num_rows, "requests": num_requests}
+        return case | self._figures(seconds, operations, keys * num_requests * layer["bytes_per_token"])
+
+    def _figures(self, seconds: Sequence[float], operations: float, num_bytes: float) -> dict[str, Any]:
+        median = statistics.median(seconds)
+        return {
+            "us": 1e6 * median,
+            "best_us": 1e6 * min(seconds),
+            "gbps": num_bytes / median / 1e9,
+            "gops": operations / median / 1e9,
+        }
+
+    def _ask(self, name: str, *args: Any) -> Any:
+        return self._llm.collective_rpc(f"extension.{name}", *args)[0]
+
+
+def cliffs(cases: Sequence[dict[str, Any]]) -> list[str]:
+    """Row counts of a layer that cost more per row than the next lower one, or more in all than the next higher one."""
+    found = []
+    for name in dict.fromkeys(case["name"] for case in cases):
+        of_layer = sorted((case for case in cases if case["name"] == name), key=lambda case: case["rows"])
+        for fewer, more in pairwise(of_layer):
+            if more["us_per_row"] > CLIFF * fewer["us_per_row"]:
+                found.append(_cliff(name, more, fewer, more["us_per_row"] / fewer["us_per_row"], "per row"))
+            if fewer["us"] > CLIFF * more["us"]:
+                found.append(_cliff(name, fewer, more, fewer["us"] / more["us"], "in all"))
+    return found
+
+
+def _cliff(name: str, slow: dict[str, Any], other: dict[str, Any], ratio: float, what: str) -> str:
+    return f"{name}: {slow['rows']} rows take {ratio:.2f} x the time {what} of {other['rows']}"
+
+
+def print_result(result: dict[str, Any]) -> None:
+    """The tables, a line per case, and the check of neighbours."""
+    ceilings = ", ".join(f"{name} {rate:.1f}" for name, rate in result["ceilings"].items() if rate is not None)
+    print(f"{result['isa']}, {result['dtype']}; {ceilings} (changed by {result['ceilings_changed']:.1%})")
+    print(f"\n{'linear':<24}{'k':>7}{'n':>8}{'rows':>6}{'us':>11}{'GB/s':>8}{'GOP/s':>9}{'share':>8}")
+    for case in result["linear"]:
+        shape = f"{case['name']:<24}{case['k']:>7}{case['n']:>8}{case['rows']:>6}"
+        print(f"{shape}{case['us']:>11.1f}{case['gbps']:>8.2f}{case['gops']:>9.1f}{case['share']:>8.1%}")
+    print(f"\n{'attention':<24}{'context':>8}{'rows':>6}{'requests':>9}{'us':>11}{'GB/s':>8}{'GOP/s':>9}{'share':>8}")
+    for case in result["attention"]:
+        shape = f"{case['name']:<24}{case['context']:>8}{case['rows']:>6}{case['requests']:>9}"
+        print(f"{shape}{case['us']:>11.1f}{case['gbps']:>8.2f}{case['gops']:>9.1f}{case['share']:>8.1%}")
+    verdict = "ok" if not result["cliffs"] else "; ".join(result["cliffs"])
+    print(f"\nno row count more than {CLIFF - 1:.0%} slower per token than its neighbours: {verdict}")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        numbers = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        numbers = ()
+    if not numbers or min(numbers) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers from 1 on, such as 1,8,64")
+    return numbers
+
+
+def _text(numbers: Sequence[int]) -> str:
+    return ",".join(map(str, numbers))

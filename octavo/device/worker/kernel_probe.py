@@ -1,0 +1,145 @@
+"""A loaded model's linear layers and attention, run alone: what ``octavo bench kernels`` asks of a worker."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from octavo.device.attention.metadata import AttentionMetadata, CommonMetadata
+from octavo.device.layers.attention import Attention, attention_layers
+from octavo.device.layers.embedding import LMHead
+from octavo.device.layers.linear import Linear
+from octavo.device.worker.memory import parameter_bytes
+from octavo.words.errors import UnsupportedError
+
+COLD_BYTES = 256 << 20
+"""More than any cache holds: streamed through before each timing, so that weights and keys come from memory."""
+
+MAX_CALLS = 16
+"""Layers of a kind that are timed in one go."""
+
+
+class KernelProbe:
+    """A worker extension. One timing is of calls on different layers' weights, or different keys, in a row."""
+
+    def __init__(self, worker: Any) -> None:
+        self._worker = worker
+        self._cold: Any = None
+
+    def linears(self) -> list[dict[str, Any]]:
+        """Kinds of linear layer, and per call of each: inputs ``k``, outputs ``n``, bytes of weights."""
+        return [
+            {"name": name, "k": k, "n": n, "bytes": sum(map(parameter_bytes, modules)) / len(modules)}
+            for (name, k, n), modules in self._kinds().items()
+        ]
+
+    def time_linear(self, name: str, num_rows: int, repeats: int) -> list[float]:
+        """Seconds per call, ``repeats`` times."""
+        (_, k, _), modules = next(item for item in self._kinds().items() if item[0][0] == name)
+        x = torch.randn(num_rows, k, dtype=self._dtype())
+        return self._time([lambda module=module: module(x) for module in modules[:MAX_CALLS]], repeats)
+
+    def attentions(self) -> list[dict[str, Any]]:
+        """Kinds of attention layer: name of the first, heads, head size, window (None: everything), bytes per token."""
+        return [
+            {
+                "name": layer.name,
+                "num_heads": layer.options.num_heads,
+                "head_size": layer.options.head_size,
+                "window": layer.options.sliding_window or layer.options.chunk_size,
+                "bytes_per_token": layer.kv_cache_spec().natural_page_bytes // layer.kv_cache_spec().block_size,
+            }
+            for layer in self._attention_kinds()
+        ]
+
+    def time_attention(
+        self, name: str, context_len: int, num_rows: int, num_requests: int, repeats: int
+    ) -> list[float]:
+        """Seconds per call: each of ``num_requests`` has ``context_len`` tokens, the last ``num_rows`` of them new."""
+        layer = next(layer for layer in self._attention_kinds() if layer.name == name)
+        calls = list(self._attention_calls(layer, context_len, num_rows, num_requests))
+        return self._time(calls, repeats)
+
+    def _attention_calls(
+        self, layer: Attention, context_len: int, num_rows: int, num_requests: int
+    ) -> Iterator[Callable[[], Tensor]]:
+        spec = layer.kv_cache_spec()
+        blocks_each = -(-context_len // spec.block_size)
+        num_calls = min(MAX_CALLS, max(1, COLD_BYTES // (num_requests * blocks_each * spec.page_bytes)))
+        num_blocks = 1 + num_calls * num_requests * blocks_each
+        options = layer.options
+        cache = torch.zeros(layer.backend.kv_cache_shape(num_blocks, spec), dtype=layer.kv_cache_dtype)
+        query = torch.randn(num_requests * num_rows, options.num_heads, options.head_size, dtype=self._dtype())
+        tables = torch.arange(1, num_blocks, dtype=torch.int32).view(num_calls, num_requests, blocks_each)
+        for table in tables:
+            metadata = _metadata(layer, table, context_len, num_rows)
+            yield lambda metadata=metadata: layer.backend.forward(query, cache, metadata, options, layer.sinks)
+
+    @torch.inference_mode()
+    def _time(self, calls: list[Callable[[], Tensor]], repeats: int) -> list[float]:
+        """Seconds per call of each round; one round before them is not timed."""
+        seconds = []
+        for _ in range(repeats + 1):
+            self._stream()
+            started = time.perf_counter()
+            for call in calls:
+                call()
+            seconds.append((time.perf_counter() - started) / len(calls))
+        return seconds[1:]
+
+    def _stream(self) -> None:
+        native = self._native()
+        if self._cold is None:
+            self._cold = native.library.BandwidthProbe(native.pool, COLD_BYTES)
+        self._cold.read_seconds(native.pool)
+
+    def _native(self) -> Any:
+        native = next(module.kernels.native for module in self._worker.model.modules() if hasattr(module, "kernels"))
+        if native is None:
+            raise UnsupportedError("only native kernels are measured alone: choose kernels=native")
+        return native
+
+    def _dtype(self) -> torch.dtype:
+        return self._worker.model.norm.weight.dtype
+
+    def _kinds(self) -> dict[tuple[str, int, int], list[nn.Module]]:
+        """Modules by (name without the layer's number, inputs, outputs)."""
+        kinds: dict[tuple[str, int, int], list[nn.Module]] = {}
+        for name, module in self._worker.model.named_modules():
+            if isinstance(module, Linear):
+                kind = ".".join(part for part in name.split(".") if not part.isdecimal()).removeprefix("layers.")
+                kinds.setdefault((kind, module.in_features, module.out_features), []).append(module)
+            elif isinstance(module, LMHead):
+                operand = module.rows.operand
+                kinds[(name, operand.in_features, operand.out_features)] = [module]
+        return kinds
+
+    def _attention_kinds(self) -> list[Attention]:
+        first: dict[Any, Attention] = {}
+        for layer in attention_layers(self._worker.model).values():
+            first.setdefault(layer.options, layer)
+        return list(first.values())
+
+
+def _metadata(layer: Attention, table: Tensor, context_len: int, num_rows: int) -> AttentionMetadata:
+    """The step in which every request of ``table`` [R, blocks] computes its last ``num_rows`` tokens."""
+    num_requests, spec = len(table), layer.kv_cache_spec()
+    starts = np.arange(num_requests + 1) * num_rows
+    lengths = np.full(num_requests, context_len)
+    common = CommonMetadata(
+        query_start_loc=torch.from_numpy(starts.astype(np.int32)),
+        seq_lens=torch.from_numpy(lengths.astype(np.int32)),
+        block_table=table.contiguous(),
+        slot_mapping=torch.full((num_requests * num_rows,), -1),
+        query_start_loc_host=starts,
+        seq_lens_host=lengths,
+        block_size=spec.block_size,
+        max_query_len=num_rows,
+        max_seq_len=context_len,
+    )
+    return layer.backend.build_metadata(common, spec)

@@ -1,0 +1,39 @@
+"""The shapes that a client may ask an answer to have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from octavo.server.api_error import ApiError
+from octavo.words.structured_outputs import StructuredOutputParams
+
+
+def as_shape(given: Any, param: str) -> StructuredOutputParams:
+    """``structured_outputs`` of a request. Raises ApiError naming ``param``."""
+    if not isinstance(given, dict):
+        raise ApiError(400, f"{param} must be an object.", param=param)
+    try:
+        return msgspec.convert(given, StructuredOutputParams)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise ApiError(400, f"{param}: {error}", param=param) from error
+
+
+def shape_of_format(given: Any, param: str) -> StructuredOutputParams | None:
+    """The shape that a ``response_format`` (or the ``text.format`` of a response) stands for; None for plain text.
+
+    A schema may stand under ``json_schema`` (chat completions) or beside the type (responses).
+    """
+    kind = given.get("type") if isinstance(given, dict) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return StructuredOutputParams(json_object=True)
+    if kind == "json_schema":
+        holder = given.get("json_schema", given)
+        schema = holder.get("schema") if isinstance(holder, dict) else None
+        if schema is None:
+            raise ApiError(400, f"{param}.json_schema needs a schema.", param=param)
+        return as_shape({"json": schema}, param)
+    raise ApiError(400, f"{param}.type must be text, json_object or json_schema.", param=param)

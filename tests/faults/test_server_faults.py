@@ -1,0 +1,245 @@
+"""A server is signalled, killed and left by its clients, in every phase of its life."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.server.conftest import RunningServer
+from tests.succ import successor
+
+# The promise is 5 s on a machine that does nothing else.
+END_TIMEOUT_S = 20.0
+SLOW = ("--worker-cls", "tests.faults.planted_worker:SlowWorker", "--num-threads", "1")
+NUM_TOKENS = 300
+
+
+def whole_answer(prompt: str) -> str:
+    """What the model that counts says to one character; special tokens have no text."""
+    token_ids = [ord(prompt)]
+    for _ in range(NUM_TOKENS):
+        token_ids.append(successor(token_ids[-1]))
+    return "".join(chr(token_id) for token_id in token_ids[1:] if token_id < 256)
+
+
+def soon(holds: Callable[[], bool], seconds: float = END_TIMEOUT_S) -> bool:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+@pytest.fixture
+def start(succ: Path, tmp_path: Path) -> Iterator[Callable[..., RunningServer]]:
+    servers: list[RunningServer] = []
+
+    def start(*options: str, model: Path = succ) -> RunningServer:
+        servers.append(RunningServer(model, tmp_path / f"log-{len(servers)}", *options))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.stop()
+
+
+def tree(server: RunningServer) -> list[psutil.Process]:
+    front = psutil.Process(server.process.pid)
+    return [front, *front.children(recursive=True)]
+
+
+def is_gone(processes: list[psutil.Process]) -> bool:
+    return not [each for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
+
+
+def core_of(server: RunningServer) -> psutil.Process:
+    [core] = [each for each in tree(server) if "octavo.engine.core_proc" in each.cmdline()]
+    return core
+
+
+def health(server: RunningServer) -> tuple[int, str]:
+    answer = server.client.get("/health")
+    return answer.status_code, answer.json()["status"]
+
+
+class Stream(threading.Thread):
+    """A client that reads a long answer. ``text`` is what it has so far, ``finish_reason`` how it ended."""
+
+    def __init__(self, server: RunningServer, prompt: str = "A", num_tokens: int = NUM_TOKENS) -> None:
+        super().__init__(daemon=True)
+        self.text = ""
+        self.finish_reason: str | None = None
+        self.error: Any = None
+        self._url = f"{server.url}/v1/completions"
+        self._body = {
+            "prompt": prompt,
+            "max_tokens": num_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        self.start()
+        assert soon(lambda: len(self.text) > 5 or self.error is not None, 60), "no token came"
+
+    def run(self) -> None:
+        try:
+            with httpx.stream("POST", self._url, json=self._body, timeout=60) as answer:
+                for line in answer.iter_lines():
+                    self._take(line.removeprefix("data: "))
+        except httpx.HTTPError as error:
+            self.error = error
+
+    def _take(self, data: str) -> None:
+        if not data or data == "[DONE]":
+            return
+        event = json.loads(data)
+        if "error" in event:
+            self.error = event["error"]
+            return
+        for choice in event["choices"]:
+            self.text += choice["text"]
+            self.finish_reason = choice["finish_reason"] or self.finish_reason
+
+
+def wait_for_phase(server: RunningServer, phase: str) -> None:
+    if phase == "loading":
+        assert soon(lambda: len(tree(server)) > 1, 60)
+    if phase in ("ready", "streaming"):
+        server.wait_until_ready()
+    if phase == "streaming":
+        for prompt in "ABC":
+            Stream(server, prompt)
+
+
+@pytest.mark.parametrize(
+    ("phase", "number"),
+    [
+        ("listening", signal.SIGTERM),
+        ("loading", signal.SIGINT),
+        ("ready", signal.SIGINT),
+        ("streaming", signal.SIGTERM),
+    ],
+)
+def test_one_signal_ends_the_whole_tree(start: Callable[..., RunningServer], phase: str, number: int) -> None:
+    server = start(*SLOW)
+    wait_for_phase(server, phase)
+    processes = tree(server)
+    server.process.send_signal(number)
+    assert server.process.wait(END_TIMEOUT_S) == 0, server.log.read_text()
+    assert soon(lambda: is_gone(processes))
+
+
+def test_answers_end_in_peace_when_there_is_time_and_new_ones_are_refused(start: Callable[..., RunningServer]) -> None:
+    """Case CO04."""
+    server = start(*SLOW, "--shutdown-timeout", "120")
+    server.wait_until_ready()
+    stream = Stream(server)
+    server.process.send_signal(signal.SIGTERM)
+    assert soon(lambda: health(server) == (503, "stopping"))
+    assert server.client.get("/metrics").status_code == 200
+    assert server.complete().status_code == 503
+    stream.join(120)
+    assert (stream.text, stream.finish_reason, stream.error) == (whole_answer("A"), "length", None)
+    assert server.process.wait(END_TIMEOUT_S) == 0
+
+
+def test_a_second_signal_ends_it_at_once(start: Callable[..., RunningServer]) -> None:
+    server = start(*SLOW, "--shutdown-timeout", "600")
+    server.wait_until_ready()
+    stream = Stream(server)
+    server.process.send_signal(signal.SIGTERM)
+    assert soon(lambda: server.client.get("/health").status_code == 503)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(END_TIMEOUT_S) == 0
+    stream.join(60)
+    assert stream.finish_reason != "length"
+
+
+def test_streams_go_on_over_the_death_of_the_core_and_health_tells(start: Callable[..., RunningServer]) -> None:
+    """Case CO01."""
+    server = start(*SLOW)
+    server.wait_until_ready()
+    streams = {prompt: Stream(server, prompt) for prompt in "ABC"}
+    os.kill(core_of(server).pid, signal.SIGKILL)
+    assert soon(lambda: health(server) == (503, "recovering"))
+    assert server.client.get("/live").status_code == 200
+    for prompt, stream in streams.items():
+        stream.join(120)
+        assert (stream.text, stream.finish_reason, stream.error) == (whole_answer(prompt), "length", None)
+    assert server.client.get("/health").status_code == 200
+    assert (server.metric("octavo:engine_restarts_total"), server.metric("octavo:engine_ready")) == (1, 1)
+    assert server.metric("vllm:generation_tokens_total") == 3 * NUM_TOKENS
+    assert server.metric("vllm:prompt_tokens_total") == 3
+    assert server.becomes_idle()
+    assert server.is_alive()
+
+
+def test_without_restarts_the_death_of_the_core_ends_the_server_with_1(start: Callable[..., RunningServer]) -> None:
+    """Case CO01, the classic behaviour."""
+    server = start(*SLOW, "--on-engine-death", "exit")
+    server.wait_until_ready()
+    stream = Stream(server)
+    os.kill(core_of(server).pid, signal.SIGKILL)
+    assert server.process.wait(END_TIMEOUT_S) == 1
+    stream.join(60)
+    assert stream.error is not None and stream.finish_reason is None
+    assert "SIGKILL" in server.log.read_text()
+
+
+def test_a_killed_front_end_leaves_no_process_and_the_next_starts(start: Callable[..., RunningServer]) -> None:
+    """Case CO02."""
+    server = start(*SLOW)
+    wait_for_phase(server, "streaming")
+    processes = tree(server)
+    server.process.kill()
+    assert soon(lambda: is_gone(processes))
+    port = re.search(r":(\d+)$", server.url)
+    assert port is not None
+    successor = start(*SLOW, "--port", port[1])
+    successor.wait_until_ready()
+    assert successor.is_alive()
+
+
+def test_clients_that_go_away_give_back_their_blocks(start: Callable[..., RunningServer]) -> None:
+    """Case OA08."""
+    server = start(*SLOW)
+    server.wait_until_ready()
+    body = {"prompt": "A", "max_tokens": 900, "ignore_eos": True, "stream": True}
+    for _ in range(3):
+        with (
+            contextlib.suppress(httpx.HTTPError),
+            httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer,
+        ):
+            next(answer.iter_bytes())
+            assert server.metric("vllm:num_requests_running") == 1
+    assert server.becomes_idle(2.0)
+    page = server.client.get("/metrics").text
+    ended = re.findall(r'request_success_total{[^}]*finished_reason="(\w+)"[^}]*} (\S+)', page)
+    assert dict(ended) == {"abort": "3.0"}
+
+
+def test_truncated_weights_end_the_server_with_1_and_their_name(
+    start: Callable[..., RunningServer], succ: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    for file in succ.iterdir():
+        (broken / file.name).write_bytes(file.read_bytes())
+    weights = broken / "model.safetensors"
+    os.truncate(weights, weights.stat().st_size - 1000)
+    server = start(model=broken)
+    assert server.process.wait(60) == 1
+    assert "model.safetensors" in server.log.read_text()

@@ -1,0 +1,68 @@
+"""Suites that nobody here wrote: llm-comply against the vendors' schemas, schemathesis against our own description."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from tests.server.conftest import MODEL, RunningServer
+
+LLM_COMPLY = [sys.executable, "-c", "import sys; from llm_comply.cli import main; sys.exit(main())"]
+SCHEMATHESIS = [sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()"]
+# Those that need tools, images, thoughts or compaction wait in tests/pending_cases.md.
+COMPLY = {
+    "openai-chat": (
+        "chat-basic-response", "chat-system-prompt", "chat-multi-turn", "chat-streaming-response",
+        "chat-streaming-usage", "chat-error-handling",
+    ),
+    "open-responses": (
+        "basic-response", "system-prompt", "multi-turn", "streaming-response", "streaming-usage", "assistant-phase",
+        "response-output-phase-schema", "error-handling",
+    ),
+    "anthropic": (
+        "anth-basic-response", "anth-system-prompt", "anth-multi-turn", "anth-streaming-response",
+        "anth-streaming-usage", "anth-error-handling",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("interface", COMPLY)
+def test_answers_are_what_the_vendors_schemas_say(server: RunningServer, interface: str) -> None:
+    command = [
+        *LLM_COMPLY, "--format", interface, "-u", f"{server.url}/v1", "-k", "none", "-m", MODEL, "--json",
+        "-f", ",".join(COMPLY[interface]),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    report = json.loads(done.stdout)
+    failed = [each for each in report["results"] if each["status"] != "passed"]
+    assert not failed, json.dumps(failed, indent=1)
+    assert len(report["results"]) == len(COMPLY[interface])
+
+
+def test_the_description_holds_for_generated_requests(server: RunningServer, tmp_path: Path) -> None:
+    command = [
+        *SCHEMATHESIS, "run", f"{server.url}/openapi.json", "--no-color", "--seed", "1",
+        "--phases", "fuzzing", "--max-examples", "6", "--generation-database", "none", "--request-timeout", "30",
+        "--checks", "not_a_server_error,status_code_conformance,content_type_conformance",
+        "--max-time", "20", "--no-shrink", "--warnings", "off",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    assert server.is_alive()
+
+
+def test_the_description_is_whole(server: RunningServer) -> None:
+    description: dict[str, Any] = server.client.get("/openapi.json").json()
+    assert description["openapi"].startswith("3.1")
+    schemas = description["components"]["schemas"]
+    references = {each.split('"')[0] for each in json.dumps(description).split("#/components/schemas/")[1:]}
+    assert references <= schemas.keys()
+    body = {"prompt": "A", "max_tokens": 1, "logprobs": 1, "temperature": 0}
+    completion = server.client.post("/v1/completions", json=body).json()
+    jsonschema.validate(completion, {**schemas["Completion"], "components": description["components"]})

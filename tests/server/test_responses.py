@@ -1,0 +1,133 @@
+"""/v1/responses, raw and through OpenAI's client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from octavo.server.api_error import ApiError
+from octavo.server.openai.response_store import ENTRY_BYTES, ResponseStore
+from tests.server.conftest import MODEL, RunningServer
+
+
+@pytest.fixture(scope="module")
+def client(server: RunningServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+def test_an_answer(client: openai.OpenAI) -> None:
+    answer = client.responses.create(model=MODEL, input="A", temperature=0)
+    assert (answer.output_text, answer.status) == ("BCDEFGHIJKLMNOPQRSTUVWXYZ", "completed")
+    assert answer.usage is not None
+    assert (answer.usage.input_tokens, answer.usage.output_tokens, answer.usage.total_tokens) == (1, 26, 27)
+
+
+def test_an_answer_that_is_cut_is_incomplete(client: openai.OpenAI) -> None:
+    answer = client.responses.create(model=MODEL, input="A", temperature=0, max_output_tokens=2)
+    assert (answer.output_text, answer.status) == ("BC", "incomplete")
+    assert answer.incomplete_details is not None and answer.incomplete_details.reason == "max_output_tokens"
+
+
+def test_a_stream_has_its_events_in_order(client: openai.OpenAI) -> None:
+    stream = client.responses.create(model=MODEL, input="w", temperature=0, stream=True)
+    found: list[Any] = list(stream)
+    kinds = [event.type for event in found]
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert kinds[-4:] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert [event.sequence_number for event in found] == list(range(len(found)))
+    assert "".join(event.delta for event in found if event.type == "response.output_text.delta") == "xyz"
+    assert found[-1].response.output_text == "xyz"
+
+
+def test_a_conversation_goes_on_from_what_was_kept(client: openai.OpenAI) -> None:
+    first = client.responses.create(model=MODEL, input="a", temperature=0, max_output_tokens=2)
+    second = client.responses.create(
+        model=MODEL, input="X", previous_response_id=first.id, instructions="be brief", temperature=0
+    )
+    assert second.output_text == "YZ"
+    assert second.usage is not None and second.usage.input_tokens == len("be brief" + "a" + "bc" + "X")
+    assert client.responses.retrieve(first.id).output_text == "bc"
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(first.id)
+
+
+def test_what_is_not_kept_is_not_found(client: openai.OpenAI) -> None:  # OA14
+    unkept = client.responses.create(model=MODEL, input="A", store=False, max_output_tokens=1)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(unkept.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.create(model=MODEL, input="A", previous_response_id="resp_unknown")
+
+
+def test_items_of_every_text_form_are_read(server: RunningServer) -> None:
+    items = [
+        {"role": "developer", "content": "a"},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "b"}]},
+        {"type": "reasoning", "id": "r", "summary": []},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "c", "annotations": []}]},
+    ]
+    answer = server.client.post("/v1/responses", json={"model": MODEL, "input": items, "max_output_tokens": 2})
+    assert answer.json()["output"][0]["content"][0]["text"] == "de"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": None}, "input"),
+        ({"input": [1]}, "input"),
+        ({"input": [{"type": "function_call_output", "call_id": "1", "output": "x"}]}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
+        ({"tools": [{"type": "function", "name": "f"}]}, "tools"),
+        ({"background": True}, "background"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"truncation": "middle"}, "truncation"),
+        ({"text": {"format": {"type": "nope"}}}, "text"),
+        ({"temperature": 5}, "temperature"),
+        ({"stop": ["a"] * 100}, "stop"),
+        ({"model": None}, "model"),
+    ],
+)
+def test_what_cannot_be_done_is_said_clearly(server: RunningServer, fields: dict[str, Any], param: str) -> None:
+    answer = server.client.post("/v1/responses", json={"model": MODEL, "input": "A", **fields})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+    assert server.is_alive()
+
+
+def test_a_stream_that_fails_says_so(server: RunningServer) -> None:
+    body = {"model": MODEL, "input": "A", "stream": True, "ignore_eos": True, "request_timeout": 0.05}
+    *_, last = server.client.post("/v1/responses", json=body).text.strip().split("\n\n")
+    event = json.loads(last.split("data: ")[1])
+    assert event["type"] == "response.failed"
+    assert event["response"]["error"]["code"] == "timeout"
+
+
+def test_the_store_keeps_the_newest_within_its_limit() -> None:  # OA14
+    store = ResponseStore(10 * ENTRY_BYTES)
+    for number in range(2000):
+        store.put(str(number), b"x" * 100, [], 100)
+    assert 0 < len(store) < 10
+    assert store.num_bytes <= 10 * ENTRY_BYTES
+    assert store.get("1999").body == b"x" * 100
+    store.remove("1999")
+    for missing in ("0", "1999"):
+        with pytest.raises(ApiError):
+            store.get(missing)
+    store.put("large", b"x" * 100 * ENTRY_BYTES, [], 0)
+    assert (len(store), store.num_bytes) == (0, 0)
