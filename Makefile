@@ -1,7 +1,7 @@
-# make setup | demo | test | test-models | check | format | docs | bench
+# make setup | demo | test | test-models | check | format | docs | bench | conformance
 PYTHON := .venv/bin/python
 
-.PHONY: setup demo test test-models check format docs bench
+.PHONY: setup demo test test-models check format docs bench conformance
 
 setup:
 	@scripts/setup
@@ -35,3 +35,7 @@ docs: setup
 
 bench: setup
 	$(PYTHON) benchmarks/control_plane.py
+
+# Programs that nobody here wrote, against a running server: make conformance URL=http://127.0.0.1:8000
+conformance: setup
+	$(PYTHON) scripts/prometheus_check.py $(URL)

@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#if OCTAVO_ISA_avx2 || OCTAVO_ISA_avx512
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -12,7 +12,7 @@ namespace {
 // The compiler must take the value for unknown, so it keeps the loop around it; no instruction is added.
 #define OCTAVO_OPAQUE(kind, value) __asm__ volatile("" : "+" kind(value))
 
-#if OCTAVO_ISA_avx512
+#if defined(__AVX512F__)
 
 constexpr int kChains = 16;  // more than latency times units, fewer than registers
 
@@ -21,8 +21,10 @@ std::uint64_t read(const char* from, std::size_t bytes) {
     for (const char* end = from + bytes; from != end; from += 256) {
         for (int i = 0; i < 4; ++i) sums[i] = _mm512_xor_si512(sums[i], _mm512_load_si512(from + 64 * i));
     }
+    std::uint64_t words[8];
     const __m512i all = _mm512_xor_si512(_mm512_xor_si512(sums[0], sums[1]), _mm512_xor_si512(sums[2], sums[3]));
-    return static_cast<std::uint64_t>(_mm_cvtsi128_si64(_mm512_castsi512_si128(all)));
+    _mm512_storeu_si512(words, all);
+    return words[0];
 }
 
 void copy(const char* from, char* to, std::size_t bytes) {
@@ -73,7 +75,7 @@ constexpr Multiplier kInt8{nullptr, 0};
 
 constexpr Multiplier kFloat32{multiply_float32, kChains * 16 * 2};
 
-#elif OCTAVO_ISA_avx2
+#elif defined(__AVX2__)
 
 constexpr int kChains = 12;
 constexpr int kInt8Chains = 8;  // each needs a register more, for products that are not sums yet

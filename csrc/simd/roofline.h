@@ -24,5 +24,8 @@ extern const RooflineKernels roofline_kernels;
 namespace avx2 {
 extern const RooflineKernels roofline_kernels;
 }
+namespace avx512 {
+extern const RooflineKernels roofline_kernels;
+}
 
 }  // namespace octavo

@@ -35,8 +35,9 @@ from octavo.engine.step_watch import StepWatchPage
 from octavo.words.errors import EngineDeadError, EngineError, EngineStartError
 from octavo.words.messages import EngineCoreOutputs, EngineCoreRequest
 
-STOP_TIMEOUT_S = 5.0
-TERMINATE_TIMEOUT_S = 2.0
+# Together under the 5 s in which a server ends, whatever its core does.
+STOP_TIMEOUT_S = 2.0
+TERMINATE_TIMEOUT_S = 1.0
 # Last words sent just before the exit may arrive just after it.
 LAST_WORDS_TIMEOUT_MS = 500
 # Where the system cannot wake us when a process ends, look this often.

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from octavo.bench.serving.datasets import DatasetOptions, load_prompts
 from octavo.bench.serving.figures import details, figures, max_concurrent, max_tokens_in_a_second, table
 from octavo.bench.serving.load import Answer, Rates
 from octavo.cli.main import main
@@ -199,3 +200,30 @@ def test_a_ramp_goes_from_one_rate_to_the_other(strategy: str, middle: float) ->
     assert [rates.at(progress) for progress in (0.0, 0.5, 1.0)] == pytest.approx([1.0, middle, 10.0])
     times = rates.times(401, seed=1)
     assert times[100] > times[400] - times[300]
+
+
+class WordCoder:
+    """One token per word, but ids below 200 are halves that melt together when they are read again."""
+
+    num_text_tokens = 1000
+    special_ids = frozenset({0})
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return [int.from_bytes(word.encode(), "big") for word in text.split()]
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        return "".join(f" {_letters(id)}" if id >= 200 else "-" for id in ids)
+
+
+def _letters(number: int) -> str:
+    return chr(ord("a") + number // 26 % 26) + chr(ord("a") + number % 26)
+
+
+def test_made_up_prompts_have_the_length_that_was_asked_for() -> None:
+    options = DatasetOptions(num_prompts=5, random_input_len=20, random_prefix_len=7)
+    prompts = load_prompts(options, WordCoder())
+    assert [prompt.prompt_len for prompt in prompts] == [27] * 5
+    contents = [str(prompt.content).split() for prompt in prompts]
+    assert len({tuple(words[:7]) for words in contents}) == 1
+    assert len({tuple(words[7:]) for words in contents}) == 5
+    assert prompts == load_prompts(options, WordCoder())

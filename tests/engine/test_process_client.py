@@ -237,6 +237,13 @@ def test_a_killed_core_raises_in_every_waiter(client: ProcessClient, signal_numb
     assert not client._folder.path.exists()
 
 
+def test_a_core_that_is_stopped_ends_with_its_client(client: ProcessClient) -> None:
+    pid = client.pid
+    os.kill(pid, signal.SIGSTOP)
+    client.shutdown()
+    assert is_gone(pid)
+
+
 def test_a_core_that_cannot_be_built_is_a_start_error_with_the_cause_last() -> None:
     before = psutil.Process().children()
     config = config_from_kwargs(

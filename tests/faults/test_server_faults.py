@@ -224,7 +224,7 @@ def test_clients_that_go_away_give_back_their_blocks(start: Callable[..., Runnin
             httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer,
         ):
             next(answer.iter_bytes())
-            assert server.metric("vllm:num_requests_running") == 1
+            assert soon(lambda: server.metric("vllm:num_requests_running") == 1)
     assert server.becomes_idle(2.0)
     page = server.client.get("/metrics").text
     ended = re.findall(r'request_success_total{[^}]*finished_reason="(\w+)"[^}]*} (\S+)', page)

@@ -15,6 +15,8 @@ from octavo.words.errors import ConfigError
 SHAREGPT_SHORTEST, SHAREGPT_LONGEST_PROMPT, SHAREGPT_LONGEST = 4, 1024, 2048
 """Tokens: prompts and answers outside these bounds are left out, as is usual with this set."""
 
+TRIED_IDS, ENOUGH_WORDS = 8000, 100
+
 
 class TextCoder(Protocol):
     """The part of a tokenizer that is needed here."""
@@ -51,7 +53,7 @@ def load_prompts(options: DatasetOptions, tokenizer: TextCoder) -> list[Prompt]:
 def random_prompts(options: DatasetOptions, tokenizer: TextCoder) -> list[Prompt]:
     """Texts of random tokens, which mean nothing and share nothing but a prefix."""
     rng = random.Random(options.seed)
-    ids = [id for id in range(tokenizer.num_text_tokens) if id not in tokenizer.special_ids]
+    ids = _usable_ids(tokenizer, rng)
     prefix = rng.choices(ids, k=options.random_prefix_len)
 
     def length(mean: int) -> int:
@@ -62,6 +64,15 @@ def random_prompts(options: DatasetOptions, tokenizer: TextCoder) -> list[Prompt
         _prompt(tokenizer, prefix + rng.choices(ids, k=length(options.random_input_len)), length, options)
         for _ in range(options.num_prompts)
     ]
+
+
+def _usable_ids(tokenizer: TextCoder, rng: random.Random) -> list[int]:
+    """Tokens that survive being written and read again beside others: words with a space before them, if there are."""
+    ids = [id for id in range(tokenizer.num_text_tokens) if id not in tokenizer.special_ids]
+    some = rng.sample(ids, min(TRIED_IDS, len(ids)))
+    texts = ((id, tokenizer.decode([id])) for id in some)
+    words = [id for id, text in texts if text[:1] == " " and text[1:].isalpha() and text.isascii()]
+    return words if len(words) >= ENOUGH_WORDS else ids
 
 
 def _prompt(
