@@ -177,13 +177,26 @@ void find_strips(const Work& work, std::int64_t tile, std::int64_t end, Strip<Ca
     }
 }
 
-// As for_entries, of the first `count` words; the others are zeros.
+template <int kAt>
+struct Place {
+    static constexpr int value = kAt;
+};
+
+// Calls use(place) for each place of a word, as a constant.
 template <class Cache, class Use>
-OCTAVO_INLINE void for_some_entries(const Cache* words, int count, Use use) {
-    if (!kHasTails || count == kLanes) return for_entries(words, use);
+OCTAVO_INLINE void for_places(Use use) {
+    use(Place<0>{});
+    if constexpr (kPack<Cache> > 1) use(Place<1>{});
+    if constexpr (kPack<Cache> > 2) use(Place<2>{}), use(Place<3>{});
+}
+
+// As word_entries, of the first `count` words; the others are zeros.
+template <int kAt, class Cache>
+OCTAVO_INLINE Lanes some_entries(const Cache* words, int count) {
+    if (!kHasTails || count == kLanes) return word_entries<kAt>(words);
     Cache padded[kLanes * kPack<Cache>] = {};
     for (int i = 0; i < count * kPack<Cache>; ++i) padded[i] = words[i];
-    for_entries(padded, use);
+    return word_entries<kAt>(padded);
 }
 
 // The tile as float32, for many rows to read.
@@ -194,22 +207,22 @@ void widen(const Work& work, const Tile<Cache>& tile, int num_strips) {
         const Strip<Cache>& strip = tile.strips[s];
         float* keys = work.keys + s * kKeysPerStrip * work.head_size;
         float* values = work.values + s * kKeysPerStrip * work.head_size;
-        for (int d = 0; d < work.head_size; d += p) {
-            for (int part = 0; part < kParts; ++part) {
-                const int lane = part * kLanes;
-                for_entries(strip.keys() + (d / p * kKeysPerStrip + lane) * p, [&](int at, Lanes entries) {
-                    store(keys + (d + at) * kKeysPerStrip + lane, entries);
-                });
+        for_places<Cache>([&](auto place) {
+            constexpr int at = decltype(place)::value;
+            for (int d = 0; d < work.head_size; d += p) {
+                for (int lane = 0; lane < kKeysPerStrip; lane += kLanes) {
+                    store(keys + (d + at) * kKeysPerStrip + lane,
+                          word_entries<at>(strip.keys() + (d / p * kKeysPerStrip + lane) * p));
+                }
             }
-        }
-        for (int token = 0; token < kKeysPerStrip; token += p) {
-            for (int d = 0; d < work.head_size; d += kLanes) {
-                const int count = lower(kLanes, work.head_size - d);
-                for_some_entries(strip.values() + (token / p * work.head_size + d) * p, count, [&](int at, Lanes entries) {
-                    store_some(values + (token + at) * work.head_size + d, entries, count);
-                });
+            for (int token = 0; token < kKeysPerStrip; token += p) {
+                for (int d = 0; d < work.head_size; d += kLanes) {
+                    const int count = lower(kLanes, work.head_size - d);
+                    const Cache* words = strip.values() + (token / p * work.head_size + d) * p;
+                    store_some(values + (token + at) * work.head_size + d, some_entries<at>(words, count), count);
+                }
             }
-        }
+        });
     }
 }
 
@@ -246,6 +259,26 @@ TileView<float, false> view_widened(const Work& work, const Tile<Cache>& tile) {
 
 // ---- A block of rows ----
 
+// sums[r][c] += row(r) * column(c). The fewer of both stay in registers beside the sums.
+template <int kRows, int kColumns, class RowEntry, class Column>
+OCTAVO_INLINE void multiply_add(Lanes (&sums)[kRows][kColumns], RowEntry row, Column column) {
+    if constexpr (kRows <= kColumns) {
+        Lanes entry[kRows];
+        for (int r = 0; r < kRows; ++r) entry[r] = row(r);
+        for (int c = 0; c < kColumns; ++c) {
+            const Lanes other = column(c);
+            for (int r = 0; r < kRows; ++r) sums[r][c] = fma(entry[r], other, sums[r][c]);
+        }
+    } else {
+        Lanes entry[kColumns];
+        for (int c = 0; c < kColumns; ++c) entry[c] = column(c);
+        for (int r = 0; r < kRows; ++r) {
+            const Lanes other = row(r);
+            for (int c = 0; c < kColumns; ++c) sums[r][c] = fma(other, entry[c], sums[r][c]);
+        }
+    }
+}
+
 // Scores of kRows rows and of the keys of kStrips strips.
 template <int kRows, int kStrips, class Cache, bool kAhead>
 OCTAVO_INLINE void multiply_keys(const float* query, const TileView<Cache, kAhead>& tile, int strip, int head_size, float* scores) {
@@ -256,14 +289,13 @@ OCTAVO_INLINE void multiply_keys(const float* query, const TileView<Cache, kAhea
     }
     for (int d = 0; d < head_size; d += p) {
         const std::size_t at = static_cast<std::size_t>(d / p) * kStep;
-        for (int c = 0; c < kStrips * kParts; ++c) {
-            if (kAhead && c % kParts == 0) __builtin_prefetch(tile.next_keys[strip + c / kParts] + at, 0, 2);
-            for_entries(tile.keys[strip + c / kParts] + at + c % kParts * kLanes * p, [&](int i, Lanes entries) {
-                for (int r = 0; r < kRows; ++r) {
-                    sums[r][c] = fma(broadcast(query[r * head_size + d + i]), entries, sums[r][c]);
-                }
+        for (int s = 0; kAhead && s < kStrips; ++s) __builtin_prefetch(tile.next_keys[strip + s] + at, 0, 2);
+        for_places<Cache>([&](auto place) {
+            constexpr int i = decltype(place)::value;
+            multiply_add(sums, [&](int r) { return broadcast(query[r * head_size + d + i]); }, [&](int c) {
+                return word_entries<i>(tile.keys[strip + c / kParts] + at + c % kParts * kLanes * p);
             });
-        }
+        });
     }
     for (int r = 0; r < kRows; ++r) {
         for (int c = 0; c < kStrips * kParts; ++c) store(scores + r * kKeysPerTile + c * kLanes, sums[r][c]);
@@ -351,20 +383,19 @@ OCTAVO_INLINE void add_columns(const float* weights, const float* decay, const T
             sum[r][c] = load_some(sums + r * head_size + c * kLanes, count) * broadcast(decay[r]);
         }
     }
-    const auto add = [&](int key, int c, Lanes entries) {
-        for (int r = 0; r < kRows; ++r) sum[r][c] = fma(broadcast(weights[r * kKeysPerTile + key]), entries, sum[r][c]);
-    };
     for (int key = range.first / p * p; key < range.last; key += p) {
         const int strip = key / kKeysPerStrip, token = key % kKeysPerStrip;
         const std::size_t at = (static_cast<std::size_t>(token / p) * head_size + d) * p;
         if (kAhead) __builtin_prefetch(tile.next_values[strip] + at, 0, 2);
         if (kAhead && kColumns * kLanes > 16) __builtin_prefetch(tile.next_values[strip] + at + 16 * p, 0, 2);
         const bool is_whole = key >= range.first && key + p <= range.last;
-        for (int c = 0; c < kColumns; ++c) {
-            for_some_entries(tile.values[strip] + at + c * kLanes * p, count, [&](int i, Lanes entries) {
-                if (is_whole || (key + i >= range.first && key + i < range.last)) add(key + i, c, entries);
+        for_places<Cache>([&](auto place) {
+            constexpr int i = decltype(place)::value;
+            if (!is_whole && (key + i < range.first || key + i >= range.last)) return;
+            multiply_add(sum, [&](int r) { return broadcast(weights[r * kKeysPerTile + key + i]); }, [&](int c) {
+                return some_entries<i>(tile.values[strip] + at + c * kLanes * p, count);
             });
-        }
+        });
     }
     for (int r = 0; r < kRows; ++r) {
         for (int c = 0; c < kColumns; ++c) store_some(sums + r * head_size + c * kLanes, sum[r][c], count);

@@ -65,17 +65,6 @@ OCTAVO_INLINE Lanes word_entries(const Byte* words) {
 #endif
 }
 
-// The entries of all places of words, one call each: use(place, entries).
-template <class Cache, class Use>
-OCTAVO_INLINE void for_entries(const Cache* words, Use use) {
-    use(0, word_entries<0>(words));
-    if constexpr (kPack<Cache> > 1) use(1, word_entries<1>(words));
-    if constexpr (kPack<Cache> > 2) {
-        use(2, word_entries<2>(words));
-        use(3, word_entries<3>(words));
-    }
-}
-
 // ---- Writing a token ----
 
 // What a token's entries are divided by to be whole numbers of -127 .. 127, and its inverse. A number that is not finite
