@@ -1,7 +1,8 @@
-# make setup | demo | test | test-models | check | format | docs | bench | conformance
+# make setup | demo | test | test-emulated | sanitize | test-models | check | format | docs | bench | conformance
 PYTHON := .venv/bin/python
+NATIVE_TESTS := tests/device/ops tests/device/attention tests/device/layers
 
-.PHONY: setup demo test test-models check format docs bench conformance
+.PHONY: setup demo test test-emulated sanitize test-models check format docs bench conformance
 
 setup:
 	@scripts/setup
@@ -12,6 +13,18 @@ demo: setup
 
 test: setup
 	$(PYTHON) -m pytest
+
+# The kernels for AVX-512 on any x86-64 CPU with AVX2, over SIMDe (Debian: libsimde-dev): minutes to build.
+test-emulated: setup
+	@scripts/native_build emulated -DOCTAVO_EMULATE_AVX512=ON
+	$(PYTHON) -m pytest $(NATIVE_TESTS) --native-library $$(ls build/emulated/_native*.so)
+
+# The same tests with every memory access and conversion of the native module checked, emulated kernels included where
+# there is SIMDe. Python and torch are not instrumented, so leaks are not looked for.
+sanitize: setup
+	@scripts/native_build sanitize -DOCTAVO_SANITIZE=ON -DOCTAVO_EMULATE_AVX512=$(if $(wildcard /usr/include/simde),ON,OFF)
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
+	    $(PYTHON) -m pytest $(NATIVE_TESTS) --native-library $$(ls build/sanitize/_native*.so)
 
 # The big real models: a download of about 2 GB, once, then minutes of comparison with Transformers.
 test-models: setup

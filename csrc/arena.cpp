@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <mutex>
 #include <new>
 
 #if defined(__linux__)
@@ -9,28 +10,68 @@
 #endif
 
 namespace octavo {
+namespace {
+
+constexpr std::size_t kHugePage = 2 << 20;
+constexpr std::size_t kShared = 16 * kHugePage;  // address space, not memory: pages are had when they are written
+constexpr std::size_t kAlignment = 128;
+
+std::size_t round_up(std::size_t number, std::size_t step) { return (number + step - 1) / step * step; }
 
 #if defined(__linux__)
 
-Arena::Arena(std::size_t bytes) : bytes_(std::max<std::size_t>(bytes, 64)) {
-    constexpr std::size_t kHugePage = 2 << 20;
-    void* found = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+// Zeroed pages from a huge page's start on; bytes are a multiple of those.
+std::shared_ptr<const void> map_pages(std::size_t bytes) {
+    const std::size_t all = bytes + kHugePage;
+    void* found = mmap(nullptr, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (found == MAP_FAILED) throw std::bad_alloc();
-    data_ = static_cast<char*>(found);
-    if (bytes_ >= kHugePage) madvise(data_, bytes_, MADV_HUGEPAGE);
+    char* first = static_cast<char*>(found);
+    const std::size_t before = round_up(reinterpret_cast<std::size_t>(first), kHugePage) - reinterpret_cast<std::size_t>(first);
+    if (before) munmap(first, before);
+    if (before < kHugePage) munmap(first + before + bytes, kHugePage - before);
+    madvise(first + before, bytes, MADV_HUGEPAGE);
+    return {first + before, [bytes](const void* pages) { munmap(const_cast<void*>(pages), bytes); }};
 }
-
-Arena::~Arena() { munmap(data_, bytes_); }
 
 #else
 
-Arena::Arena(std::size_t bytes) : bytes_(std::max<std::size_t>(bytes, 64)) {
-    data_ = static_cast<char*>(::operator new(bytes_, std::align_val_t{64}));
-    std::memset(data_, 0, bytes_);
+std::shared_ptr<const void> map_pages(std::size_t bytes) {
+    void* found = ::operator new(bytes, std::align_val_t{kAlignment});
+    std::memset(found, 0, bytes);
+    return {found, [](const void* pages) { ::operator delete(const_cast<void*>(pages), std::align_val_t{kAlignment}); }};
 }
 
-Arena::~Arena() { ::operator delete(data_, std::align_val_t{64}); }
-
 #endif
+
+// Pages that small arenas are cut from, one after the other; what is given back is not cut again, and so stays zeroed.
+class SharedPages {
+public:
+    std::shared_ptr<const void> cut(std::size_t bytes) {
+        const std::lock_guard lock(mutex_);
+        if (bytes > left_) {
+            pages_ = map_pages(kShared);
+            left_ = kShared;
+        }
+        const char* cut = static_cast<const char*>(pages_.get()) + (kShared - left_);
+        left_ -= bytes;
+        return {pages_, cut};
+    }
+
+private:
+    std::mutex mutex_;
+    std::shared_ptr<const void> pages_;
+    std::size_t left_ = 0;
+};
+
+std::shared_ptr<const void> allocate(std::size_t bytes) {
+    static SharedPages shared;  // the process's, as malloc's are
+    return bytes > kShared / 4 ? map_pages(round_up(bytes, kHugePage)) : shared.cut(round_up(bytes, kAlignment));
+}
+
+}  // namespace
+
+Arena::Arena(std::size_t bytes)
+    : bytes_(std::max(bytes, kAlignment)), pages_(allocate(bytes_)),
+      data_(static_cast<char*>(const_cast<void*>(pages_.get()))) {}
 
 }  // namespace octavo

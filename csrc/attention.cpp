@@ -11,7 +11,7 @@
 namespace octavo {
 namespace {
 
-constexpr IsaTable<AttentionKernels> kKernels{&generic::attention_kernels, OCTAVO_AVX2_OR_NULL(avx2::attention_kernels)};
+constexpr IsaTable<AttentionKernels> kKernels OCTAVO_ISA_TABLE(attention_kernels);
 
 KernelCounter attention_counter{"paged_attention"};
 KernelCounter split_counter{"paged_attention_split"};

@@ -9,8 +9,7 @@
 namespace octavo {
 namespace {
 
-constexpr IsaTable<ElementwiseKernels> kKernels{&generic::elementwise_kernels,
-                                                OCTAVO_AVX2_OR_NULL(avx2::elementwise_kernels)};
+constexpr IsaTable<ElementwiseKernels> kKernels OCTAVO_ISA_TABLE(elementwise_kernels);
 
 KernelCounter norm_counter{"rms_norm"};
 KernelCounter activation_counter{"gated_activation"};

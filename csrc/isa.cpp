@@ -1,6 +1,7 @@
 #include "isa.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <stdexcept>
 
 #include "cpu_features.h"
@@ -8,20 +9,35 @@
 namespace octavo {
 namespace {
 
-constexpr std::array<std::string_view, kNumIsas> kNames{"generic", "avx2"};
+constexpr std::array<std::string_view, kNumIsas> kNames{"generic", "avx2", "avx512"};
 
+#if OCTAVO_EMULATE_AVX512
+constexpr bool kEmulatesAvx512 = true;
+#else
+constexpr bool kEmulatesAvx512 = false;
+#endif
+
+// What each is compiled with: see CMakeLists.txt.
 bool can_run(Isa isa) {
     if (isa == Isa::generic) return true;
-#if OCTAVO_COMPILED_AVX2
+#if OCTAVO_COMPILED_X86
     static const std::vector<std::string> features = cpu_features();
-    const auto has = [](const char* name) { return std::ranges::find(features, name) != features.end(); };
-    return has("avx2") && has("fma") && has("f16c");
+    const auto have = [](std::initializer_list<std::string_view> names) {
+        return std::ranges::all_of(names, [](auto name) { return std::ranges::find(features, name) != features.end(); });
+    };
+    if (!have({"avx2", "fma", "f16c"})) return false;
+    return isa == Isa::avx2 || kEmulatesAvx512 ||
+           have({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni"});
 #else
     return false;
 #endif
 }
 
-Isa highest() { return can_run(Isa::avx2) ? Isa::avx2 : Isa::generic; }
+// An emulation is for tests that ask for it, and far too slow for others.
+Isa highest() {
+    if (can_run(Isa::avx512) && !kEmulatesAvx512) return Isa::avx512;
+    return can_run(Isa::avx2) ? Isa::avx2 : Isa::generic;
+}
 
 std::atomic<Isa>& active() {
     static std::atomic<Isa> isa{highest()};
@@ -43,6 +59,11 @@ std::vector<std::string> available_isas() {
         if (can_run(static_cast<Isa>(i))) names.emplace_back(kNames[i]);
     }
     return names;
+}
+
+std::vector<std::string> emulated_isas() {
+    if (!kEmulatesAvx512 || !can_run(Isa::avx512)) return {};
+    return {std::string(isa_name(Isa::avx512))};
 }
 
 Isa active_isa() { return active().load(std::memory_order_relaxed); }

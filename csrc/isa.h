@@ -14,13 +14,18 @@
 
 namespace octavo {
 
-enum class Isa { generic, avx2 };  // ascending: each CPU that has one has those before it
-inline constexpr std::size_t kNumIsas = 2;
+// Ascending: each CPU that has one has those before it. avx512 is that with the bfloat16 and int8 dot products (Zen 4,
+// Cooper Lake, Sapphire Rapids and later); CPUs of before them are served by avx2.
+enum class Isa { generic, avx2, avx512 };
+inline constexpr std::size_t kNumIsas = 3;
 
 std::string_view isa_name(Isa isa);
 
 // Those this binary has and this CPU can run, lowest first.
 std::vector<std::string> available_isas();
+
+// Those of them whose instructions are emulated, in a build for tests.
+std::vector<std::string> emulated_isas();
 
 Isa active_isa();
 
@@ -32,26 +37,38 @@ void set_isa(std::string_view name);
 template <class Kernels>
 struct IsaTable {
     const Kernels* generic;
-    const Kernels* avx2;
+    const Kernels* avx2 = nullptr;
+    const Kernels* avx512 = nullptr;
 
-    const Kernels& active() const {
-        if (avx2 && active_isa() >= Isa::avx2) return *avx2;
-        return *generic;
+    // The highest that is in use and has kernels here.
+    Isa chosen() const {
+        const Isa most = active_isa();
+        if (avx512 && most >= Isa::avx512) return Isa::avx512;
+        return avx2 && most >= Isa::avx2 ? Isa::avx2 : Isa::generic;
     }
+    const Kernels& of(Isa isa) const { return *(isa == Isa::avx512 ? avx512 : isa == Isa::avx2 ? avx2 : generic); }
+    const Kernels& active() const { return of(chosen()); }
 };
 
-#if OCTAVO_COMPILED_AVX2
+#if OCTAVO_COMPILED_X86
 #define OCTAVO_AVX2_OR_NULL(name) &name
+#define OCTAVO_AVX512_OR_NULL(name) &name
 #else
 #define OCTAVO_AVX2_OR_NULL(name) nullptr
+#define OCTAVO_AVX512_OR_NULL(name) nullptr
 #endif
+
+// The table of kernels of one name in each namespace (simd/instruction_sets.h).
+#define OCTAVO_ISA_TABLE(name) \
+    { &generic::name, OCTAVO_AVX2_OR_NULL(avx2::name), OCTAVO_AVX512_OR_NULL(avx512::name) }
 
 // How often a kernel ran, by instruction set; an object of static lifetime, listed from its construction on.
 class KernelCounter {
 public:
     explicit KernelCounter(std::string_view name);
 
-    void add() { calls_[static_cast<std::size_t>(active_isa())].fetch_add(1, std::memory_order_relaxed); }
+    void add() { add(active_isa()); }
+    void add(Isa isa) { calls_[static_cast<std::size_t>(isa)].fetch_add(1, std::memory_order_relaxed); }
 
 private:
     friend std::vector<std::pair<std::string, std::uint64_t>> kernel_counts();

@@ -4,60 +4,44 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "isa.h"
-#include "simd/linear.h"
-
 namespace octavo {
 namespace {
 
-constexpr IsaTable<LinearKernels> kKernels{&generic::linear_kernels, OCTAVO_AVX2_OR_NULL(avx2::linear_kernels)};
-KernelCounter linear_float32("linear_float32"), linear_bfloat16("linear_bfloat16");
+constexpr IsaTable<LinearKernels> kKernels OCTAVO_ISA_TABLE(linear_kernels);
+KernelCounter linear_counter("linear"), gated_counter("linear_gated");
 
-constexpr std::size_t kTaskBytes = 128 << 10;       // of weights: some microseconds, so that threads end together
-constexpr std::size_t kRowsBytes = 256 << 10;       // of inputs that stay in the second-level cache
-constexpr std::size_t kPackedAtOnce = 64;            // of k: 4 KiB of a float32 panel
-constexpr std::size_t kRowsAtOnce = 6;              // as in the micro-kernel
+constexpr std::size_t kTasksPerThread = 8;      // so that threads end together
+constexpr std::size_t kMostPanelsPerTask = 8;
+constexpr std::size_t kFewRows = 16;            // weights come from memory, and only once
+constexpr std::size_t kLeastRowsPerTask = 24;
+constexpr std::size_t kPackedAtOnce = 64;       // words of each row: what is written then stays in the first-level cache
+constexpr std::size_t kWidenedAtOnce = 32768;   // numbers
 
-std::size_t round_up(std::size_t number, std::size_t step) { return (number + step - 1) / step * step; }
 std::size_t divide_up(std::size_t number, std::size_t divisor) { return (number + divisor - 1) / divisor; }
 
-// k per 64 bytes of a panel: see the layouts in simd/linear.cpp.
-std::size_t step_of(NumberType type) { return type == NumberType::float32 ? 1 : 2; }
-
-// Where weight [column, k] of a panel lies in it, in elements.
-std::size_t place(std::size_t lane, std::size_t k, std::size_t step) {
-    return (k / step * kPanelColumns + lane) * step + k % step;
-}
-
-template <class Number>
-void pack_panel(const Number* weight, std::size_t num_lanes, std::size_t k, std::size_t step, Number* panel) {
-    // A stretch of k at a time: what is written then stays in the first-level cache until all lanes have been there.
-    for (std::size_t start = 0; start < k; start += kPackedAtOnce) {
-        const std::size_t end = std::min(k, start + kPackedAtOnce);
-        for (std::size_t lane = 0; lane < num_lanes; ++lane) {
-            for (std::size_t i = start; i < end; ++i) panel[place(lane, i, step)] = weight[lane * k + i];
+// A panel is rows of 4-byte words: see simd/linear.h.
+void pack_panel(const char* rows, std::size_t row_bytes, std::size_t num_rows, std::size_t columns, char* panel) {
+    const std::size_t num_words = row_bytes / 4, rest = row_bytes % 4;
+    for (std::size_t start = 0; start < num_words; start += kPackedAtOnce) {
+        const std::size_t end = std::min(num_words, start + kPackedAtOnce);
+        for (std::size_t row = 0; row < num_rows; ++row) {
+            const char* from = rows + row * row_bytes;
+            for (std::size_t i = start; i < end; ++i) std::memcpy(panel + (i * columns + row) * 4, from + i * 4, 4);
         }
+    }
+    for (std::size_t row = 0; rest && row < num_rows; ++row) {
+        std::memcpy(panel + (num_words * columns + row) * 4, rows + row * row_bytes + num_words * 4, rest);
     }
 }
 
-template <class Number>
-void unpack_row(const Number* panel, std::size_t lane, std::size_t k, std::size_t step, Number* row) {
-    for (std::size_t i = 0; i < k; ++i) row[i] = panel[place(lane, i, step)];
+void unpack_row(const char* panel, std::size_t lane, std::size_t columns, std::size_t row_bytes, char* row) {
+    for (std::size_t i = 0; i < row_bytes; i += 4) {
+        std::memcpy(row + i, panel + (i * columns) + lane * 4, std::min<std::size_t>(4, row_bytes - i));
+    }
 }
 
 [[noreturn]] void throw_other_type() {
     throw std::invalid_argument("a dense weight takes and gives numbers of its own type; results may be float32 too");
-}
-
-std::vector<float> padded_bias(NumberType type, const void* bias, std::size_t count) {
-    if (!bias) return {};
-    std::vector<float> padded(round_up(count, kPanelColumns), 0.0f);
-    if (type == NumberType::float32) {
-        std::memcpy(padded.data(), bias, count * sizeof(float));
-    } else {
-        kKernels.active().widen(static_cast<const std::uint16_t*>(bias), padded.data(), count);
-    }
-    return padded;
 }
 
 // Where bfloat16 inputs are widened to; kept, for a step calls a hundred times.
@@ -67,85 +51,131 @@ float* scratch(std::size_t count) {
     return memory.data();
 }
 
-const float* widened(ThreadPool& pool, const void* x, std::size_t num_rows, std::size_t k) {
-    float* wide = scratch(num_rows * k);
-    const auto* rows = static_cast<const std::uint16_t*>(x);
-    const std::size_t rows_at_once = std::max<std::size_t>(1, kTaskBytes / (2 * k));
-    pool.run(divide_up(num_rows, rows_at_once), [&](std::size_t task, int) {
-        const std::size_t begin = task * rows_at_once, end = std::min(num_rows, begin + rows_at_once);
-        kKernels.active().widen(rows + begin * k, wide + begin * k, (end - begin) * k);
+const float* widened(ThreadPool& pool, const LinearKernels& kernels, const void* x, std::size_t count) {
+    float* wide = scratch(count);
+    const auto* numbers = static_cast<const std::uint16_t*>(x);
+    pool.run(divide_up(count, kWidenedAtOnce), [&](std::size_t task, int) {
+        const std::size_t begin = task * kWidenedAtOnce;
+        kernels.widen(numbers + begin, wide + begin, std::min(kWidenedAtOnce, count - begin));
     });
     return wide;
+}
+
+// How rows and panels are shared out: pairs of panels, which tiles of many rows and gated results want together.
+struct Split {
+    std::size_t rows_per_task, panels_per_task;
+};
+
+Split split(std::size_t num_rows, std::size_t num_panels, std::size_t panels_together, std::size_t num_threads) {
+    const std::size_t wanted = kTasksPerThread * num_threads;
+    if (num_rows <= kFewRows) {
+        const std::size_t panels = std::min(num_panels / wanted, kMostPanelsPerTask) / 2 * 2;
+        return {num_rows, std::max(panels, panels_together)};
+    }
+    const std::size_t for_balance = std::min(divide_up(wanted, divide_up(num_panels, 2)), num_rows / kLeastRowsPerTask);
+    return {divide_up(num_rows, std::max({divide_up(num_rows, kMaxLinearRows), for_balance, std::size_t{1}})), 2};
 }
 
 }  // namespace
 
 PackedLinear::PackedLinear(ThreadPool& pool, NumberType type, const void* weight, const void* bias,
-                           std::size_t num_columns, std::size_t k)
-    : PackedMatrix(num_columns, k), type_(type), panels_(num_panels() * panel_bytes()),
-      bias_(padded_bias(type, bias, num_columns)) {
-    // Padding of the last panel, and of the last pair of k, stays the arena's zeros.
-    const std::size_t step = step_of(type);
-    pool.run(num_panels(), [&](std::size_t panel, int) {
-        const std::size_t lanes = std::min(kPanelColumns, num_columns - panel * kPanelColumns);
-        const char* from = static_cast<const char*>(weight) + panel * kPanelColumns * k * item_bytes(type_);
-        char* to = panels_.data() + panel * panel_bytes();
-        if (type_ == NumberType::float32) {
-            pack_panel(reinterpret_cast<const float*>(from), lanes, k, step, reinterpret_cast<float*>(to));
-        } else {
-            pack_panel(reinterpret_cast<const std::uint16_t*>(from), lanes, k, step,
-                       reinterpret_cast<std::uint16_t*>(to));
-        }
+                           std::size_t num_columns, std::size_t k, bool gated)
+    : PackedMatrix(num_columns, k), isa_(kKernels.chosen()), kernels_(kKernels.of(isa_)), type_(type), gated_(gated),
+      panels_(num_panels() * panel_bytes()), bias_(padded_bias(bias)) {
+    if (gated && num_columns % 2) throw std::invalid_argument("a gated matrix has as many gates as other columns");
+    const std::size_t row_bytes = k * item_bytes(type);
+    // Padding of the last panel, and of the last word of a row, stays the arena's zeros.
+    pool.run(num_panels(), [&](std::size_t index, int) {
+        const Columns columns = columns_of(index);
+        const char* rows = static_cast<const char*>(weight) + columns.first * row_bytes;
+        pack_panel(rows, row_bytes, columns.count, panel_columns(), panel(index));
     });
 }
 
-std::size_t PackedLinear::num_panels() const { return divide_up(num_columns(), kPanelColumns); }
+std::size_t PackedLinear::panel_bytes() const { return divide_up(k() * item_bytes(type_), 4) * 4 * panel_columns(); }
 
-std::size_t PackedLinear::panel_bytes() const { return divide_up(k(), step_of(type_)) * 64; }
+std::size_t PackedLinear::num_panels() const {
+    return gated_ ? 2 * divide_up(num_columns() / 2, panel_columns()) : divide_up(num_columns(), panel_columns());
+}
+
+PackedLinear::Columns PackedLinear::columns_of(std::size_t panel) const {
+    const std::size_t half = num_columns() / 2, column = (gated_ ? panel / 2 : panel) * panel_columns();
+    const std::size_t left = (gated_ ? half : num_columns()) - column;
+    return {column + (gated_ && panel % 2 ? half : 0), std::min(left, panel_columns())};
+}
+
+std::vector<float> PackedLinear::padded_bias(const void* bias) const {
+    if (!bias) return {};
+    std::vector<float> padded(num_panels() * panel_columns(), 0.0f);
+    for (std::size_t index = 0; index < num_panels(); ++index) {
+        const Columns columns = columns_of(index);
+        float* to = padded.data() + index * panel_columns();
+        if (type_ == NumberType::float32) {
+            std::memcpy(to, static_cast<const float*>(bias) + columns.first, columns.count * sizeof(float));
+        } else {
+            kernels_.widen(static_cast<const std::uint16_t*>(bias) + columns.first, to, columns.count);
+        }
+    }
+    return padded;
+}
 
 void PackedLinear::run(ThreadPool& pool, const void* x, NumberType x_type, std::size_t num_rows, NumberType out_type,
                        void* out) const {
     if (x_type != type_ || (out_type != type_ && out_type != NumberType::float32)) throw_other_type();
-    (type_ == NumberType::float32 ? linear_float32 : linear_bfloat16).add();
+    linear_counter.add(isa_);
+    const LinearKernel kernel = type_ == NumberType::float32      ? kernels_.float32
+                                : out_type == NumberType::float32 ? kernels_.bfloat16_float32
+                                                                  : kernels_.bfloat16;
+    run_kernel(pool, kernel, x, num_rows, {.out = out, .out_stride = num_columns()}, out_type);
+}
+
+void PackedLinear::run_gated(ThreadPool& pool, const void* x, NumberType x_type, std::size_t num_rows,
+                             Activation activation, void* out) const {
+    if (!gated_) return PackedMatrix::run_gated(pool, x, x_type, num_rows, activation, out);
+    if (x_type != type_) throw_other_type();
+    gated_counter.add(isa_);
+    const LinearKernel kernel = type_ == NumberType::float32 ? kernels_.gated_float32 : kernels_.gated_bfloat16;
+    run_kernel(pool, kernel, x, num_rows, {.out = out, .out_stride = num_columns() / 2, .activation = activation},
+               type_);
+}
+
+// `task` says where results go.
+void PackedLinear::run_kernel(ThreadPool& pool, LinearKernel kernel, const void* x, std::size_t num_rows,
+                              LinearTask task, NumberType out_type) const {
     if (num_rows == 0) return;
-    const LinearKernels& kernels = kKernels.active();
-    const auto kernel = type_ == NumberType::float32      ? kernels.float32
-                        : out_type == NumberType::float32 ? kernels.bfloat16_float32
-                                                          : kernels.bfloat16;
-    const float* rows = type_ == NumberType::float32 ? static_cast<const float*>(x) : widened(pool, x, num_rows, k());
-    const std::size_t row_step = std::clamp(round_up(kRowsBytes / (4 * k() + 1), kRowsAtOnce), kRowsAtOnce, num_rows + 5);
-    // Pairs of panels: few rows take two at once.
-    const std::size_t panel_step = std::clamp<std::size_t>(kTaskBytes / panel_bytes() / 2 * 2, 2, 8);
-    const std::size_t panel_tasks = divide_up(num_panels(), panel_step);
-    pool.run(panel_tasks * divide_up(num_rows, row_step), [&](std::size_t task, int) {
-        const std::size_t row = task / panel_tasks * row_step, panel = task % panel_tasks * panel_step;
-        const std::size_t column = panel * kPanelColumns;
-        kernel({.x = rows + row * k(),
-                .num_rows = std::min(row_step, num_rows - row),
-                .k = k(),
-                .panels = panels_.data() + panel * panel_bytes(),
-                .num_panels = std::min(panel_step, num_panels() - panel),
-                .bias = bias_.empty() ? nullptr : bias_.data() + column,
-                .out = static_cast<char*>(out) + (row * num_columns() + column) * item_bytes(out_type),
-                .out_stride = num_columns(),
-                .num_columns = num_columns() - column});
+    const bool widens = type_ == NumberType::bfloat16 && kernels_.widens;
+    const auto* rows = static_cast<const char*>(widens ? widened(pool, kernels_, x, num_rows * k()) : x);
+    const std::size_t row_bytes = k() * (widens ? sizeof(float) : item_bytes(type_));
+    const Split step = split(num_rows, num_panels(), gated_ ? 2 : 1, static_cast<std::size_t>(pool.num_threads()));
+    const std::size_t row_tasks = divide_up(num_rows, step.rows_per_task);
+    // All rows of some panels before the next: weights come from memory once.
+    pool.run(divide_up(num_panels(), step.panels_per_task) * row_tasks, [&](std::size_t index, int) {
+        const std::size_t row = index % row_tasks * step.rows_per_task;
+        LinearTask part = task;
+        part.x = rows + row * row_bytes;
+        part.num_rows = std::min(step.rows_per_task, num_rows - row);
+        part.k = k();
+        part.panels = panels_.data();
+        part.first_panel = index / row_tasks * step.panels_per_task;
+        part.last_panel = std::min(part.first_panel + step.panels_per_task, num_panels());
+        part.bias = bias_.empty() ? nullptr : bias_.data();
+        part.out = static_cast<char*>(task.out) + row * task.out_stride * item_bytes(out_type);
+        part.num_columns = num_columns();
+        part.paired = gated_;
+        kernel(part);
     });
 }
 
 void PackedLinear::unpack_rows(ThreadPool& pool, const std::int64_t* ids, std::size_t num_ids, NumberType out_type,
                                void* out) const {
     if (out_type != type_) throw_other_type();
-    const std::size_t step = step_of(type_);
+    const std::size_t row_bytes = k() * item_bytes(type_), half = num_columns() / 2;
     pool.run(num_ids, [&](std::size_t i, int) {
-        const std::size_t id = static_cast<std::size_t>(ids[i]), lane = id % kPanelColumns;
-        const char* panel = panels_.data() + id / kPanelColumns * panel_bytes();
-        char* row = static_cast<char*>(out) + i * k() * item_bytes(type_);
-        if (type_ == NumberType::float32) {
-            unpack_row(reinterpret_cast<const float*>(panel), lane, k(), step, reinterpret_cast<float*>(row));
-        } else {
-            unpack_row(reinterpret_cast<const std::uint16_t*>(panel), lane, k(), step,
-                       reinterpret_cast<std::uint16_t*>(row));
-        }
+        const std::size_t id = static_cast<std::size_t>(ids[i]);
+        const bool second = gated_ && id >= half;
+        const std::size_t column = second ? id - half : id, index = column / panel_columns();
+        unpack_row(panel(gated_ ? 2 * index + second : index), column % panel_columns(), panel_columns(), row_bytes,
+                   static_cast<char*>(out) + i * row_bytes);
     });
 }
 

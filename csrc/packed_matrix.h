@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "simd/activation.h"
 #include "threads/thread_pool.h"
 
 namespace octavo {
@@ -23,6 +24,11 @@ public:
     // depends on that row alone, to the bit.
     virtual void run(ThreadPool& pool, const void* x, NumberType x_type, std::size_t num_rows, NumberType out_type,
                      void* out) const = 0;
+
+    // activation(gate) * up, [num_rows, num_columns / 2] of x's type, where the first half of the columns are gates and
+    // the others what they let through. Rounded as `run` and the activation after it would; a format may do both at once.
+    virtual void run_gated(ThreadPool& pool, const void* x, NumberType x_type, std::size_t num_rows,
+                           Activation activation, void* out) const;
 
     // Rows [k] of the weight, e.g. of an embedding, as the kernels see them. ids are below num_columns.
     virtual void unpack_rows(ThreadPool& pool, const std::int64_t* ids, std::size_t num_ids, NumberType out_type,

@@ -12,8 +12,7 @@
 namespace octavo {
 namespace {
 
-constexpr IsaTable<QuantizedKernels> kKernels{&generic::quantized_kernels,
-                                              OCTAVO_AVX2_OR_NULL(avx2::quantized_kernels)};
+constexpr IsaTable<QuantizedKernels> kKernels OCTAVO_ISA_TABLE(quantized_kernels);
 
 constexpr std::string_view kNames[kNumWeightFormats] = {"Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1",
                                                         "Q4_K", "Q5_K", "Q6_K", "int8"};

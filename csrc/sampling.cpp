@@ -13,7 +13,7 @@
 namespace octavo {
 namespace {
 
-constexpr IsaTable<SamplingKernels> kKernels{&generic::sampling_kernels, OCTAVO_AVX2_OR_NULL(avx2::sampling_kernels)};
+constexpr IsaTable<SamplingKernels> kKernels OCTAVO_ISA_TABLE(sampling_kernels);
 KernelCounter sampler_counter{"sampler"}, logprobs_counter{"logprobs"};
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();

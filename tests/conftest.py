@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+import octavo
 from octavo.checkpoint.catalogue import models_dir, pull
 from tests.succ import make_succ
 
 # How long an example takes to make or to run is the machine's business: no test asserts a speed.
 settings.register_profile("octavo", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("octavo")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--native-library", type=Path, help="use this build of octavo._native, such as build/emulated's")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """An own build takes the place of the installed one in this process (not in those that tests start)."""
+    path: Path | None = config.getoption("--native-library")
+    if path is None:
+        return
+    spec = importlib.util.spec_from_file_location("octavo._native", path)
+    assert spec is not None and spec.loader is not None
+    library = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(library)
+    sys.modules[spec.name] = library
+    setattr(octavo, "_native", library)  # noqa: B010 (mypy knows of no such attribute)
 
 
 @pytest.fixture(scope="session")

@@ -23,11 +23,11 @@ NumberType number_type(std::string_view name) {
 const void* address(std::uintptr_t number) { return reinterpret_cast<const void*>(number); }
 
 void construct(PackedLinear* self, ThreadPool& pool, std::string_view dtype, std::uintptr_t weight, std::uintptr_t bias,
-               std::size_t num_columns, std::size_t k) {
+               std::size_t num_columns, std::size_t k, bool gated) {
     const NumberType type = number_type(dtype);
     if (num_columns == 0 || k == 0) throw std::invalid_argument("an empty weight matrix cannot be packed");
     const nb::gil_scoped_release released;
-    new (self) PackedLinear(pool, type, address(weight), address(bias), num_columns, k);
+    new (self) PackedLinear(pool, type, address(weight), address(bias), num_columns, k, gated);
 }
 
 NumberType number_type(bool is_bfloat16) { return is_bfloat16 ? NumberType::bfloat16 : NumberType::float32; }
@@ -37,6 +37,15 @@ Launch project(const PackedMatrix& self, std::uintptr_t x, bool x_is_bfloat16, s
     return {"linear", [=, &self](ThreadPool& pool, StepSizes sizes) {
                 self.run(pool, address(x), number_type(x_is_bfloat16), sizes.num_rows, number_type(out_is_bfloat16),
                          reinterpret_cast<void*>(out));
+            }};
+}
+
+Launch gate(const PackedMatrix& self, std::uintptr_t x, bool is_bfloat16, bool is_gelu_tanh, std::uintptr_t out) {
+    if (self.num_columns() % 2) throw std::invalid_argument("a gated matrix has as many gates as other columns");
+    const Activation activation = is_gelu_tanh ? Activation::gelu_tanh : Activation::silu;
+    return {"linear_gated", [=, &self](ThreadPool& pool, StepSizes sizes) {
+                self.run_gated(pool, address(x), number_type(is_bfloat16), sizes.num_rows, activation,
+                               reinterpret_cast<void*>(out));
             }};
 }
 
@@ -66,12 +75,16 @@ void bind_linear(nb::module_& m) {
              nb::keep_alive<0, 1>(),
              "Launch of x [num_rows, k] -> out [num_rows, num_columns], float32 or bfloat16 each. It raises ValueError\n"
              "for types the format does not take.")
+        .def("gate", &gate, nb::arg("x"), nb::arg("is_bfloat16"), nb::arg("is_gelu_tanh"), nb::arg("out"),
+             nb::keep_alive<0, 1>(),
+             "Launch of x [num_rows, k] -> activation(gate) * up, [num_rows, num_columns / 2] of the same type.")
         .def("unpack_rows", &unpack_rows, nb::arg("ids"), nb::arg("out"), nb::arg("is_bfloat16"), nb::keep_alive<0, 1>(),
              "Launch of rows of the weight, by int64 number. It raises IndexError for one there is not.");
     nb::class_<PackedLinear, PackedMatrix>(m, "PackedLinear", "Float32 or bfloat16 weights.")
         .def("__init__", &construct, nb::arg("pool"), nb::arg("dtype"), nb::arg("weight"), nb::arg("bias"),
-             nb::arg("num_columns"), nb::arg("k"),
-             "Pack `weight` [num_columns, k] and `bias` [num_columns] (address 0: none), float32 or bfloat16.");
+             nb::arg("num_columns"), nb::arg("k"), nb::arg("gated") = false,
+             "Pack `weight` [num_columns, k] and `bias` [num_columns] (address 0: none), float32 or bfloat16.\n"
+             "gated: the first half of the columns are gates, and both halves lie ready for `gate`.");
 }
 
 }  // namespace octavo

@@ -27,6 +27,7 @@ std::vector<int> threads_of_tasks(ThreadPool& pool, std::size_t num_tasks) {
 
 void bind_runtime(nb::module_& m) {
     m.def("available_isas", &available_isas, "Instruction sets kernels can use here, lowest first.");
+    m.def("emulated_isas", &emulated_isas, "Those of them that are emulated, in a build for tests.");
     m.def("active_isa", [] { return std::string(isa_name(active_isa())); }, "The one they use.");
     m.def("set_isa", &set_isa, nb::arg("name"),
           "Use `name` (or auto: the highest) from now on in this process. Raises ValueError where it is not available.");

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kv_cache.h"
+#include "simd/instruction_sets.h"
 
 namespace octavo {
 
@@ -67,11 +68,6 @@ struct AttentionKernels {
     AttentionMerge merge[2];
 };
 
-namespace generic {
-extern const AttentionKernels attention_kernels;
-}
-namespace avx2 {
-extern const AttentionKernels attention_kernels;
-}
+OCTAVO_DECLARE_KERNELS(AttentionKernels, attention_kernels)
 
 }  // namespace octavo

@@ -67,12 +67,6 @@ void rms_norm(const NormCall& call, Rows rows) {
 
 // ---- Activations ----
 
-OCTAVO_INLINE Lanes activate(Lanes gate, Activation activation) {
-    if (activation == Activation::silu) return times_sigmoid(gate, gate);
-    const Lanes cube = gate * gate * gate;
-    return times_sigmoid(gate, fma(cube, broadcast(0.044715f), gate) * broadcast(1.5957691216057308f));
-}
-
 template <class T>
 void gated_activation(const ActivationCall& call, Rows rows) {
     const std::size_t width = call.width;

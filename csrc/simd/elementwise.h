@@ -6,6 +6,8 @@
 #include <cstdint>
 
 #include "kv_cache.h"
+#include "simd/activation.h"
+#include "simd/instruction_sets.h"
 
 namespace octavo {
 
@@ -21,8 +23,6 @@ struct NormCall {
     std::size_t width;
     float eps, weight_offset;
 };
-
-enum class Activation { silu, gelu_tanh };
 
 // projected: [num_rows, 2 * width], the gates and then what they let through; out: [num_rows, width].
 struct ActivationCall {
@@ -68,11 +68,6 @@ struct ElementwiseKernels {  // [is bfloat16]
     void (*softcap)(float* numbers, std::size_t count, float cap);
 };
 
-namespace generic {
-extern const ElementwiseKernels elementwise_kernels;
-}
-namespace avx2 {
-extern const ElementwiseKernels elementwise_kernels;
-}
+OCTAVO_DECLARE_KERNELS(ElementwiseKernels, elementwise_kernels)
 
 }  // namespace octavo

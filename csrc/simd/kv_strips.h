@@ -55,7 +55,7 @@ OCTAVO_INLINE Lanes word_entries(const Half* words) {
 }
 template <int kAt>
 OCTAVO_INLINE Lanes word_entries(const Byte* words) {
-#if OCTAVO_ISA_avx2
+#if OCTAVO_HAS_AVX2
     const __m256i quads = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words));
     return {_mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(quads, 24 - 8 * kAt), 24))};
 #else

@@ -16,7 +16,7 @@ OCTAVO_INLINE Lanes load(const float* p) { return Lanes::load(p); }
 OCTAVO_INLINE Lanes load(const std::uint16_t* p) { return load_bfloat16(p); }
 OCTAVO_INLINE void store(float* p, Lanes a) { a.store(p); }
 
-#if OCTAVO_ISA_avx2
+#if OCTAVO_HAS_AVX2
 
 OCTAVO_INLINE Lanes operator/(Lanes a, Lanes b) { return {_mm256_div_ps(a.v, b.v)}; }
 // The second operand where either is NaN.

@@ -1,141 +1,332 @@
 // Micro-kernels of the packed linear: a few rows by a few panels, their sums in registers while k runs once.
 #include "simd/linear.h"
 
-#include "simd/vector.h"
+#include "simd/lanes.h"
+#include "simd/math.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr std::size_t kMaxRows = 6;     // 6 rows by 2 vectors, a weight vector pair and one input fill 16 registers
-constexpr std::size_t kPrefetch = 1024;  // bytes ahead in each panel: past what the hardware does at a page's end
+constexpr int kVectors = 2;  // of a panel
+constexpr std::size_t kColumns = kVectors * kWideLanes;
+constexpr std::size_t kLine = kColumns * 4;  // bytes of a panel's row of words
+constexpr std::size_t kSumsStride = 2 * kColumns;
+constexpr std::size_t kPrefetch = 1536;  // bytes ahead in each panel: past what the hardware does at a page's end
 
-// A panel is [k][16] float32.
-struct Float32Panels {
-    static constexpr std::size_t kStep = 1;  // k per 64 bytes
-    static OCTAVO_INLINE F32x8 vector(const char* line, std::size_t, int half) {
-        return F32x8::load(reinterpret_cast<const float*>(line) + 8 * half);
+// Lines of a panel that tiles of many rows share in the second-level cache.
+constexpr std::size_t kLinesAtOnce = 1024;
+
+// ---- Number formats: what a word of weights and a piece of an input are, and a link of the chain ----
+
+// Tiles: rows by one panel, or by two. The sums of the largest, a vector of weights for each column of them and an input
+// fill the registers. Few rows are one tile, for then weights come from memory and should come once; where registers are
+// few, two panels hide that a sum must wait for the one before it.
+struct TileSizes {
+    int max_rows, max_rows_of_two;
+    bool few_rows_take_two, many_rows_take_two;
+};
+#if OCTAVO_ISA_avx512
+constexpr TileSizes kTiles{14, 6, false, true}, kWidenedTiles = kTiles;
+#else
+constexpr TileSizes kTiles{6, 3, true, false}, kWidenedTiles{5, 2, true, false};  // which needs a register or two
+#endif
+
+struct Float32 {
+    using Input = float;
+    static constexpr TileSizes kSizes = kTiles;
+    static constexpr std::size_t kPerLine = 1;  // of k
+    static constexpr int kLinks = 1;            // of the chain, per line
+
+    static OCTAVO_INLINE Wide weights(const char* line, int vector, int) {
+        return Wide::load(reinterpret_cast<const float*>(line) + vector * kWideLanes);
+    }
+    static OCTAVO_INLINE Wide input(const float* x, int) { return Wide::broadcast(*x); }
+    static OCTAVO_INLINE Wide add(Wide sum, Wide input, Wide weights) { return fma(input, weights, sum); }
+};
+
+#if OCTAVO_ISA_avx512
+
+struct BFloat16 {
+    using Input = std::uint16_t;
+    static constexpr TileSizes kSizes = kWidenedTiles;
+    static constexpr std::size_t kPerLine = 2;
+    static constexpr int kLinks = 1;
+
+    static OCTAVO_INLINE BF16Pairs weights(const char* line, int vector, int) {
+        return BF16Pairs::load(line + vector * 4 * kWideLanes);
+    }
+    static OCTAVO_INLINE BF16Pairs input(const std::uint16_t* x, int) {
+        std::uint32_t pair;
+        std::memcpy(&pair, x, sizeof pair);
+        return BF16Pairs::broadcast(pair);
+    }
+    static OCTAVO_INLINE BF16Pairs last_input(const std::uint16_t* x) { return BF16Pairs::broadcast(*x); }
+    static OCTAVO_INLINE Wide add(Wide sum, BF16Pairs input, BF16Pairs weights) { return add_dot(sum, input, weights); }
+};
+
+#else
+
+struct BFloat16 {
+    using Input = float;
+    static constexpr TileSizes kSizes = kWidenedTiles;
+    static constexpr std::size_t kPerLine = 2;
+    static constexpr int kLinks = 2;
+
+    static OCTAVO_INLINE Wide weights(const char* line, int vector, int link) {
+        const auto* pairs = reinterpret_cast<const std::uint16_t*>(line) + 2 * vector * kWideLanes;
+        return link == 0 ? first_of_pairs(pairs) : second_of_pairs(pairs);
+    }
+    static OCTAVO_INLINE Wide input(const float* x, int link) { return Wide::broadcast(x[link]); }
+    static OCTAVO_INLINE Wide last_input(const float* x) { return Wide::broadcast(*x); }
+    static OCTAVO_INLINE Wide add(Wide sum, Wide input, Wide weights) { return fma(input, weights, sum); }
+};
+
+#endif
+
+// ---- Tiles ----
+
+// A stretch of k of some rows and one or two panels.
+template <class Format>
+struct Stretch {
+    const typename Format::Input* x;
+    std::size_t x_stride;
+    const char* panel;
+    std::size_t panel_stride;  // bytes to the second panel
+    std::size_t num_lines;
+    bool is_first;             // sums start at zero
+    bool ends_odd;             // the last line has one of k, and not all that fit
+    float* sums;               // [rows][kSumsStride]
+};
+
+// Where the rows' inputs are: a pointer for every three, for a register each and all their distances are too many.
+template <class Format, int kRows>
+struct Rows {
+    using Input = typename Format::Input;
+    static constexpr int kPointers = (kRows + 2) / 3;
+
+    const Input* pointers[kPointers];
+    std::size_t stride;
+
+    OCTAVO_INLINE Rows(const Input* first, std::size_t stride) : stride(stride) {
+#pragma GCC unroll 8
+        for (int i = 0; i < kPointers; ++i) {
+            pointers[i] = first + 3 * i * stride;
+            __asm__("" : "+r"(pointers[i]));  // of unknown distance to the others
+        }
+    }
+    OCTAVO_INLINE const Input* at(int row) const { return pointers[row / 3] + row % 3 * stride; }
+    OCTAVO_INLINE void advance() {
+#pragma GCC unroll 8
+        for (int i = 0; i < kPointers; ++i) pointers[i] += Format::kPerLine;
     }
 };
 
-// A panel is [ceil(k / 2)][16][2] bfloat16: neighbours in k side by side, the last one's partner zero.
-struct BFloat16Panels {
-    static constexpr std::size_t kStep = 2;
-    static OCTAVO_INLINE F32x8 vector(const char* line, std::size_t step, int half) {
-        const auto* pairs = reinterpret_cast<const std::uint16_t*>(line) + 16 * half;
-        return step == 0 ? first_of_pairs(pairs) : second_of_pairs(pairs);
+// One link: an input of each row times each panel's vectors.
+template <class Format, int kRows, int kPanels, class Inputs>
+OCTAVO_INLINE void add_link(Wide (&sums)[kRows][kVectors * kPanels], const char* line, std::size_t panel_stride, int link,
+                            Inputs inputs) {
+    decltype(Format::weights(line, 0, 0)) weights[kVectors * kPanels];
+#pragma GCC unroll 8
+    for (int j = 0; j < kVectors * kPanels; ++j) {
+        weights[j] = Format::weights(line + (j / kVectors) * panel_stride, j % kVectors, link);
     }
-};
-
-template <class Panels>
-std::size_t panel_bytes(std::size_t k) {
-    return (k + Panels::kStep - 1) / Panels::kStep * 64;
-}
-
-OCTAVO_INLINE void store(float* out, const float* values, std::size_t count) {
-    for (std::size_t i = 0; i < count; ++i) out[i] = values[i];
-}
-OCTAVO_INLINE void store(std::uint16_t* out, const float* values, std::size_t count) {
-    for (std::size_t i = 0; i < count; ++i) out[i] = to_bfloat16(values[i]);
-}
-
-// One value of k (the step-th of a line): a broadcast of each row's input times each panel's two vectors.
-template <class Panels, int kRows, int kPanels>
-OCTAVO_INLINE void accumulate(F32x8 (&sums)[kRows][2 * kPanels], const float* x, std::size_t k, const char* line,
-                              std::size_t panel_stride, std::size_t step) {
-    F32x8 weights[2 * kPanels];
-#pragma GCC unroll 8
-    for (int j = 0; j < 2 * kPanels; ++j) weights[j] = Panels::vector(line + (j / 2) * panel_stride, step, j % 2);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int i = 0; i < kRows; ++i) {
-        const F32x8 input = F32x8::broadcast(x[i * k]);
+        const auto input = inputs(i);
 #pragma GCC unroll 8
-        for (int j = 0; j < 2 * kPanels; ++j) sums[i][j] = fma(input, weights[j], sums[i][j]);
+        for (int j = 0; j < kVectors * kPanels; ++j) sums[i][j] = Format::add(sums[i][j], input, weights[j]);
     }
 }
 
-template <class Out, int kRows, int kPanels>
-OCTAVO_INLINE void finish(const F32x8 (&sums)[kRows][2 * kPanels], const LinearTask& task, std::size_t row,
-                          std::size_t panel) {
-    for (int p = 0; p < kPanels; ++p) {
-        const std::size_t column = (panel + p) * kPanelColumns;
-        const std::size_t left = task.num_columns - column;
-        for (int i = 0; i < kRows; ++i) {
-            Out* out = static_cast<Out*>(task.out) + (row + i) * task.out_stride + column;
-            float values[kPanelColumns];
-            for (int half = 0; half < 2; ++half) {
-                F32x8 sum = sums[i][2 * p + half];
-                if (task.bias) sum = sum + F32x8::load(task.bias + column + 8 * half);
-                sum.store(values + 8 * half);
-            }
-            if (left >= kPanelColumns) {
-                store(out, values, kPanelColumns);
-            } else {
-                store(out, values, left);
-            }
+template <class Format, int kRows, int kPanels>
+void add_tile(const Stretch<Format>& stretch) {
+    float* const in_memory = stretch.sums;
+    Wide sums[kRows][kVectors * kPanels];
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 8
+        for (int j = 0; j < kVectors * kPanels; ++j) {
+            const float* before = in_memory + i * kSumsStride + j * kWideLanes;
+            sums[i][j] = stretch.is_first ? Wide::zero() : Wide::load(before);
         }
     }
-}
-
-template <class Panels, class Out, int kRows, int kPanels>
-void tile(const LinearTask& task, std::size_t row, std::size_t panel) {
-    const std::size_t k = task.k, stride = panel_bytes<Panels>(k);
-    const float* x = task.x + row * k;
-    const char* line = static_cast<const char*>(task.panels) + panel * stride;
-    F32x8 sums[kRows][2 * kPanels];
-    for (auto& of_row : sums) {
-        for (F32x8& sum : of_row) sum = F32x8::zero();
-    }
-    std::size_t i = 0;
-    for (; i + Panels::kStep <= k; i += Panels::kStep, line += 64) {
-        for (int p = 0; p < kPanels; ++p) __builtin_prefetch(line + p * stride + kPrefetch);
+    const std::size_t panel_stride = stretch.panel_stride;
+    Rows<Format, kRows> x(stretch.x, stretch.x_stride);
+    const char* line = stretch.panel;
+    for (const char* end = line + (stretch.num_lines - stretch.ends_odd) * kLine; line != end; line += kLine) {
+        for (int p = 0; p < kPanels; ++p) {
+            for (std::size_t i = 0; i < kLine; i += 64) __builtin_prefetch(line + p * panel_stride + kPrefetch + i);
+        }
 #pragma GCC unroll 2
-        for (std::size_t step = 0; step < Panels::kStep; ++step) {
-            accumulate<Panels, kRows, kPanels>(sums, x + i + step, k, line, stride, step);
+        for (int link = 0; link < Format::kLinks; ++link) {
+            // A new pointer to the compiler, which would keep the words of all links at hand, for want of registers in vain.
+            if (Format::kLinks > 1) __asm__("" : "+r"(line));
+            add_link<Format, kRows, kPanels>(sums, line, panel_stride, link,
+                                             [&](int i) { return Format::input(x.at(i), link); });
+        }
+        x.advance();
+    }
+    if constexpr (Format::kPerLine == 2) {
+        if (stretch.ends_odd) {
+            add_link<Format, kRows, kPanels>(sums, line, panel_stride, 0,
+                                             [&](int i) { return Format::last_input(x.at(i)); });
         }
     }
-    if (i < k) accumulate<Panels, kRows, kPanels>(sums, x + i, k, line, stride, 0);
-    finish<Out, kRows, kPanels>(sums, task, row, panel);
+#pragma GCC unroll 16
+    for (int i = 0; i < kRows; ++i) {
+#pragma GCC unroll 8
+        for (int j = 0; j < kVectors * kPanels; ++j) sums[i][j].store(in_memory + i * kSumsStride + j * kWideLanes);
+    }
 }
 
-// Few rows take several panels at once, for a sum must wait for the one before it: more sums hide that.
-constexpr int panels_at_once(int rows) { return rows <= 3 ? 2 : 1; }
+template <class Format>
+using AddTile = void (*)(const Stretch<Format>&);
 
-template <class Panels, class Out, int kRows>
-void rows_of(const LinearTask& task, std::size_t row) {
-    constexpr int kPanels = panels_at_once(kRows);
-    std::size_t panel = 0;
-    for (; panel + kPanels <= task.num_panels; panel += kPanels) tile<Panels, Out, kRows, kPanels>(task, row, panel);
-    for (; panel < task.num_panels; ++panel) tile<Panels, Out, kRows, 1>(task, row, panel);
+// One function per number of rows.
+template <class Format, int kPanels, int kMaxRows>
+OCTAVO_INLINE AddTile<Format> tile_of(std::size_t num_rows) {
+    if constexpr (kMaxRows > 1) {
+        if (num_rows < kMaxRows) return tile_of<Format, kPanels, kMaxRows - 1>(num_rows);
+    }
+    return add_tile<Format, kMaxRows, kPanels>;
+}
+
+// ---- Results ----
+
+OCTAVO_INLINE Lanes biased(const LinearTask& task, std::size_t panel, std::size_t column, const float* sums) {
+    const Lanes sum = load(sums + column);
+    return task.bias ? sum + load(task.bias + panel * kColumns + column) : sum;
+}
+
+// Where the panel's columns go, and how many of them there are.
+struct Place {
+    std::size_t column, count;
+};
+
+OCTAVO_INLINE Place place_of(const LinearTask& task, std::size_t panel) {
+    const std::size_t half = task.num_columns / 2, column = (task.paired ? panel / 2 : panel) * kColumns;
+    const std::size_t left = (task.paired ? half : task.num_columns) - column;
+    return {column + (task.paired && panel % 2 ? half : 0), left < kColumns ? left : kColumns};
+}
+
+template <class Out>
+OCTAVO_INLINE void store_columns(Out* out, std::size_t count, std::size_t column, Lanes values) {
+    if (column + kLanes <= count) {
+        store(out + column, values);
+    } else {
+        store_first(out + column, values, static_cast<int>(count - column));
+    }
+}
+
+// The results of rows from their sums, for panel `panel` and, if there is one in the task, the next.
+template <class Out>
+struct Plain {
+    static void finish(const LinearTask& task, std::size_t row, std::size_t num_rows, std::size_t panel,
+                       std::size_t num_panels, const float* sums) {
+        for (std::size_t p = 0; p < num_panels; ++p) {
+            const Place place = place_of(task, panel + p);
+            for (std::size_t i = 0; i < num_rows; ++i) {
+                Out* out = static_cast<Out*>(task.out) + (row + i) * task.out_stride + place.column;
+                for (std::size_t c = 0; c < place.count; c += kLanes) {
+                    store_columns(out, place.count, c, biased(task, panel + p, c, sums + i * kSumsStride + p * kColumns));
+                }
+            }
+        }
+    }
+};
+
+template <class Out>
+struct Gated {
+    static void finish(const LinearTask& task, std::size_t row, std::size_t num_rows, std::size_t panel, std::size_t,
+                       const float* sums) {
+        const Place place = place_of(task, panel);
+        for (std::size_t i = 0; i < num_rows; ++i) {
+            Out* out = static_cast<Out*>(task.out) + (row + i) * task.out_stride + place.column;
+            for (std::size_t c = 0; c < place.count; c += kLanes) {
+                const Lanes gate = round_lanes<Out>(biased(task, panel, c, sums + i * kSumsStride));
+                const Lanes up = round_lanes<Out>(biased(task, panel + 1, c, sums + i * kSumsStride + kColumns));
+                store_columns(out, place.count, c, activate(gate, task.activation) * up);
+            }
+        }
+    }
+};
+
+// ---- Tasks ----
+
+struct Shape {
+    bool takes_two;
+    std::size_t max_rows;
+};
+
+constexpr Shape shape_of(TileSizes sizes, std::size_t num_rows) {
+    const int few = sizes.few_rows_take_two ? sizes.max_rows_of_two : sizes.max_rows;
+    const bool takes_two = num_rows <= static_cast<std::size_t>(few) ? sizes.few_rows_take_two : sizes.many_rows_take_two;
+    return {takes_two, static_cast<std::size_t>(takes_two ? sizes.max_rows_of_two : sizes.max_rows)};
+}
+
+template <class Format>
+OCTAVO_INLINE void add_tiles(Stretch<Format> stretch, std::size_t num_rows, std::size_t num_panels, bool takes_two) {
+    if (takes_two && num_panels == 2) return tile_of<Format, 2, Format::kSizes.max_rows_of_two>(num_rows)(stretch);
+    for (std::size_t p = 0; p < num_panels; ++p) {
+        tile_of<Format, 1, Format::kSizes.max_rows>(num_rows)(stretch);
+        stretch.panel += stretch.panel_stride;
+        stretch.sums += kColumns;
+    }
 }
 
 // Rows are split evenly: seven are four and three, not six and one.
-template <class Panels, class Out>
+template <class Format, class Results>
+void multiply(const LinearTask& task, std::size_t panel, std::size_t num_panels, float* sums) {
+    const std::size_t num_lines = (task.k + Format::kPerLine - 1) / Format::kPerLine;
+    const Shape shape = shape_of(Format::kSizes, task.num_rows);
+    const std::size_t num_tiles = (task.num_rows + shape.max_rows - 1) / shape.max_rows;
+    const std::size_t lines_at_once = num_tiles == 1 ? num_lines : kLinesAtOnce;
+    for (std::size_t first = 0; first < num_lines; first += lines_at_once) {
+        const bool is_last = num_lines - first <= lines_at_once;
+        Stretch<Format> stretch{.x = nullptr,
+                                .x_stride = task.k,
+                                .panel = static_cast<const char*>(task.panels) + (panel * num_lines + first) * kLine,
+                                .panel_stride = num_lines * kLine,
+                                .num_lines = is_last ? num_lines - first : lines_at_once,
+                                .is_first = first == 0,
+                                .ends_odd = is_last && task.k % Format::kPerLine != 0,
+                                .sums = nullptr};
+        for (std::size_t i = 0, row = 0; i < num_tiles; ++i) {
+            const std::size_t rows = (task.num_rows - row + num_tiles - i - 1) / (num_tiles - i);
+            stretch.x = static_cast<const typename Format::Input*>(task.x) + row * task.k + first * Format::kPerLine;
+            stretch.sums = sums + row * kSumsStride;
+            add_tiles(stretch, rows, num_panels, shape.takes_two);
+            if (is_last) Results::finish(task, row, rows, panel, num_panels, stretch.sums);
+            row += rows;
+        }
+    }
+}
+
+template <class Format, class Results>
 void linear(const LinearTask& task) {
-    constexpr void (*kRowsOf[])(const LinearTask&, std::size_t) = {
-        rows_of<Panels, Out, 1>, rows_of<Panels, Out, 2>, rows_of<Panels, Out, 3>,
-        rows_of<Panels, Out, 4>, rows_of<Panels, Out, 5>, rows_of<Panels, Out, 6>};
-    static_assert(sizeof kRowsOf / sizeof *kRowsOf == kMaxRows);
-    const std::size_t num_tiles = (task.num_rows + kMaxRows - 1) / kMaxRows;
-    for (std::size_t i = 0, row = 0; i < num_tiles; ++i) {
-        const std::size_t rows = (task.num_rows - row + num_tiles - i - 1) / (num_tiles - i);
-        kRowsOf[rows - 1](task, row);
-        row += rows;
+    alignas(64) float sums[kMaxLinearRows * kSumsStride];
+    for (std::size_t panel = task.first_panel; panel < task.last_panel; panel += 2) {
+        multiply<Format, Results>(task, panel, task.last_panel - panel < 2 ? 1 : 2, sums);
     }
 }
 
 void widen(const std::uint16_t* from, float* to, std::size_t count) {
     std::size_t i = 0;
-    for (; i + 8 <= count; i += 8) load_bfloat16(from + i).store(to + i);
+    for (; i + kLanes <= count; i += kLanes) store(to + i, load(from + i));
     for (; i < count; ++i) to[i] = from_bfloat16(from[i]);
 }
 
 }  // namespace
 
 const LinearKernels linear_kernels{
-    linear<Float32Panels, float>,
-    linear<BFloat16Panels, std::uint16_t>,
-    linear<BFloat16Panels, float>,
-    widen,
+    .panel_columns = kColumns,
+    .widens = sizeof(BFloat16::Input) != sizeof(std::uint16_t),
+    .float32 = linear<Float32, Plain<float>>,
+    .bfloat16 = linear<BFloat16, Plain<std::uint16_t>>,
+    .bfloat16_float32 = linear<BFloat16, Plain<float>>,
+    .gated_float32 = linear<Float32, Gated<float>>,
+    .gated_bfloat16 = linear<BFloat16, Gated<std::uint16_t>>,
+    .widen = widen,
 };
 
 }  // namespace octavo::OCTAVO_ISA

@@ -4,36 +4,44 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "simd/activation.h"
+#include "simd/instruction_sets.h"
+
 namespace octavo {
 
-// Columns of the output in one panel of a packed weight.
-inline constexpr std::size_t kPanelColumns = 16;
+// Most rows of one task.
+inline constexpr std::size_t kMaxLinearRows = 96;
 
-// Rows times panels. Row i of x starts at x + i * k. Each output is one chain of fused multiply-adds over ascending k
-// that starts at zero, plus its bias, so it depends neither on num_rows nor on how the work is split.
+// Rows times panels [first_panel, last_panel), an even number first. A panel is [ceil(bytes of a row / 4)][columns] words
+// of 4 bytes of the weight, row by row of it: one float32, or two bfloat16 that are neighbours in k (the last one's partner
+// is zero). Each output is one float32 chain over ascending k that starts at zero, plus its bias, so it depends neither
+// on num_rows nor on how the work is split. A link of the chain is a fused multiply-add; but where the instruction set
+// multiplies bfloat16, it is that instruction, on two of k at once.
 struct LinearTask {
-    const float* x;
-    std::size_t num_rows, k;
-    const void* panels;        // the first of `num_panels`, each as long as packed_panel_bytes says
-    std::size_t num_panels;
-    const float* bias;         // padded to whole panels, or null
-    void* out;                 // the panels' first column of row 0, float32 or bfloat16
-    std::size_t out_stride;    // elements from one row to the next
-    std::size_t num_columns;   // that exist of the num_panels * kPanelColumns
+    const void* x = nullptr;  // [num_rows, k]
+    std::size_t num_rows = 0, k = 0;
+    const void* panels = nullptr;
+    std::size_t first_panel = 0, last_panel = 0;
+    const float* bias = nullptr;  // padded to whole panels, or null
+    void* out = nullptr;          // column 0 of the first row
+    std::size_t out_stride = 0;   // elements from one row to the next
+    std::size_t num_columns = 0;  // of the matrix
+    bool paired = false;          // panels of the first half of the columns (gates) and of the second take turns
+    Activation activation = Activation::silu;  // for `gated`, whose results are half as many
 };
 
+using LinearKernel = void (*)(const LinearTask&);
+
 struct LinearKernels {
-    void (*float32)(const LinearTask&);           // float32 weights and results
-    void (*bfloat16)(const LinearTask&);          // bfloat16 weights and results
-    void (*bfloat16_float32)(const LinearTask&);  // bfloat16 weights, float32 results: logits
+    std::size_t panel_columns;
+    bool widens;  // inputs for bfloat16 weights are float32, which the caller makes of them
+    LinearKernel float32;           // float32 weights and results
+    LinearKernel bfloat16;          // bfloat16 weights and results
+    LinearKernel bfloat16_float32;  // bfloat16 weights, float32 results: logits
+    LinearKernel gated_float32, gated_bfloat16;  // activation(gate) * up of a paired matrix
     void (*widen)(const std::uint16_t* from, float* to, std::size_t count);  // bfloat16 to float32
 };
 
-namespace generic {
-extern const LinearKernels linear_kernels;
-}
-namespace avx2 {
-extern const LinearKernels linear_kernels;
-}
+OCTAVO_DECLARE_KERNELS(LinearKernels, linear_kernels)
 
 }  // namespace octavo

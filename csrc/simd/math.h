@@ -2,6 +2,7 @@
 // the bit. Errors are below two units in the last place where not said otherwise; NaN stays NaN.
 #pragma once
 
+#include "simd/activation.h"
 #include "simd/lanes.h"
 
 namespace octavo::OCTAVO_ISA {
@@ -29,6 +30,13 @@ OCTAVO_INLINE Lanes exponential(Lanes x) {
 // x / (1 + e^-t): silu for t = x, the tanh form of gelu for t = 2 sqrt(2/pi) (x + 0.044715 x^3).
 OCTAVO_INLINE Lanes times_sigmoid(Lanes x, Lanes t) {
     return x / (broadcast(1.0f) + exponential(zero_lanes() - t));
+}
+
+// What a gated layer multiplies by (ops/gate_up_activation).
+OCTAVO_INLINE Lanes activate(Lanes gate, Activation activation) {
+    if (activation == Activation::silu) return times_sigmoid(gate, gate);
+    const Lanes cube = gate * gate * gate;
+    return times_sigmoid(gate, fma(cube, broadcast(0.044715f), gate) * broadcast(1.5957691216057308f));
 }
 
 OCTAVO_INLINE Lanes hyperbolic_tangent(Lanes x) {

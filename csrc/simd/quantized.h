@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "simd/instruction_sets.h"
+
 namespace octavo {
 
 // Columns of the output in one panel of a quantised weight, and values of k in one group: what shares an activation's
@@ -99,14 +101,6 @@ struct QuantizedKernels {
     void (*to_bfloat16[kNumWeightFormats])(const QuantizedTask&);
 };
 
-namespace generic {
-extern const QuantizedKernels quantized_kernels;
-}
-namespace avx2 {
-extern const QuantizedKernels quantized_kernels;
-}
-namespace avx512 {
-extern const QuantizedKernels quantized_kernels;
-}
+OCTAVO_DECLARE_KERNELS(QuantizedKernels, quantized_kernels)
 
 }  // namespace octavo

@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "simd/instruction_sets.h"
+
 namespace octavo {
 
 // What a filter leaves, a beginning of the order: all above `value`, and of those that equal it the ids up to `last_id`.
@@ -42,11 +44,6 @@ struct SamplingKernels {
                         std::size_t runner);
 };
 
-namespace generic {
-extern const SamplingKernels sampling_kernels;
-}
-namespace avx2 {
-extern const SamplingKernels sampling_kernels;
-}
+OCTAVO_DECLARE_KERNELS(SamplingKernels, sampling_kernels)
 
 }  // namespace octavo

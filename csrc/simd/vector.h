@@ -1,4 +1,5 @@
-// Eight float32 numbers as one value, in each instruction set to the same bit.
+// Eight float32 numbers as one value, in each instruction set to the same bit; and sixteen where there are registers for
+// them.
 //
 // Kernels in csrc/simd are written once with this type. Each file is compiled once per instruction set, with OCTAVO_ISA
 // naming the namespace, so that no inline function of one set is ever linked into another. For the same reason these
@@ -9,7 +10,13 @@
 #include <cstdint>
 #include <cstring>
 
-#if OCTAVO_ISA_avx2
+#if OCTAVO_ISA_avx2 || OCTAVO_ISA_avx512
+#define OCTAVO_HAS_AVX2 1
+#endif
+
+#if OCTAVO_EMULATE_AVX512
+#include "simd/avx512_emulated.h"
+#elif OCTAVO_HAS_AVX2
 #include <immintrin.h>
 #else
 #include <math.h>
@@ -40,7 +47,7 @@ OCTAVO_INLINE std::uint16_t to_bfloat16(float number) {
     return static_cast<std::uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-#if OCTAVO_ISA_avx2
+#if OCTAVO_HAS_AVX2
 
 struct F32x8 {
     __m256 v;
@@ -126,5 +133,42 @@ OCTAVO_INLINE F32x8 load_bfloat16(const std::uint16_t* p) {
 }
 
 #endif
+
+#if OCTAVO_ISA_avx512
+
+struct F32x16 {
+    __m512 v;
+
+    static OCTAVO_INLINE F32x16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+    static OCTAVO_INLINE F32x16 broadcast(float x) { return {_mm512_set1_ps(x)}; }
+    static OCTAVO_INLINE F32x16 zero() { return {_mm512_setzero_ps()}; }
+    OCTAVO_INLINE void store(float* p) const { _mm512_storeu_ps(p, v); }
+};
+
+OCTAVO_INLINE F32x16 fma(F32x16 a, F32x16 b, F32x16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+
+// Sixteen pairs of bfloat16.
+struct BF16Pairs {
+    __m512i v;
+
+    static OCTAVO_INLINE BF16Pairs load(const void* p) { return {_mm512_loadu_si512(p)}; }
+    static OCTAVO_INLINE BF16Pairs broadcast(std::uint32_t pair) { return {_mm512_set1_epi32(static_cast<int>(pair))}; }
+};
+
+// sum + the second product of each pair, and then + the first, each rounded once; subnormal numbers are zero.
+OCTAVO_INLINE F32x16 add_dot(F32x16 sum, BF16Pairs a, BF16Pairs b) {
+#if OCTAVO_EMULATE_AVX512
+    return {octavo_emulated_dpbf16(sum.v, a.v, b.v)};
+#else
+    return {_mm512_dpbf16_ps(sum.v, (__m512bh)a.v, (__m512bh)b.v)};
+#endif
+}
+
+using Wide = F32x16;  // the most that one instruction takes
+#else
+using Wide = F32x8;
+#endif
+
+inline constexpr int kWideLanes = sizeof(Wide) / sizeof(float);
 
 }  // namespace octavo::OCTAVO_ISA

@@ -155,6 +155,20 @@ def test_making_a_plan_twice_gives_the_same_one() -> None:
 
 NATIVE = msgspec.structs.replace(PLAIN, has_native=True, isa=("avx", "f16c", "fma", "avx2"))
 
+ZEN4 = msgspec.structs.replace(
+    NATIVE,
+    isa=(*NATIVE.isa, "avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16"),
+    fast_dtypes=("bfloat16", "float32"),
+)
+
+
+def test_where_there_is_a_bfloat16_unit_it_is_used() -> None:
+    found = plan(caps=ZEN4)
+    assert (found.dtype, found.cpu_isa, found.batch_invariant) == ("bfloat16", "avx512", True)
+    assert plan(caps=ZEN4, cpu_isa="avx2").cpu_isa == "avx2"
+    without = msgspec.structs.replace(ZEN4, isa=ZEN4.isa[:-1], fast_dtypes=("float32",))
+    assert (plan(caps=without).dtype, plan(caps=without).cpu_isa) == ("float32", "avx2")
+
 
 @pytest.mark.parametrize(
     ("asked", "decided"),

@@ -16,7 +16,8 @@ from octavo.device.ops.native.quantized import StoredRows
 class Linear(nn.Module):
     """A weight matrix [out_features, in_features] in the format of ``method``, with an optional bias.
 
-    Several matrices of the same input are one layer, stacked from the top down: query, key and value, or gate and up.
+    Several matrices of the same input are one layer, stacked from the top down: query, key and value, or gate and up
+    (which are ``gated``: one op takes both, and a format may lay them out for it).
     """
 
     def __init__(
@@ -28,11 +29,13 @@ class Linear(nn.Module):
         dtype: torch.dtype,
         method: QuantMethod,
         kernels: Kernels,
+        gated: bool = False,
     ) -> None:
         super().__init__()
         self.kernels = kernels
         self.in_features = in_features
         self.out_features = out_features
+        self.gated = gated
         self.method = method
         method.create_weights(self, in_features, out_features, bias=bias, dtype=dtype)
 

@@ -46,7 +46,7 @@ class ModelParts:
             weight_offset=facts.norm_weight_offset,
         )
 
-    def linear(self, in_features: int, out_features: int, *, bias: bool) -> Linear:
+    def linear(self, in_features: int, out_features: int, *, bias: bool, gated: bool = False) -> Linear:
         options = self.options
         return Linear(
             in_features,
@@ -55,12 +55,13 @@ class ModelParts:
             dtype=options.dtype,
             method=options.quantization,
             kernels=options.kernels,
+            gated=gated,
         )
 
     def mlp(self) -> GatedMLP:
         facts = self.facts
         return GatedMLP(
-            self.linear(facts.hidden_size, 2 * facts.intermediate_size, bias=facts.mlp_bias),
+            self.linear(facts.hidden_size, 2 * facts.intermediate_size, bias=facts.mlp_bias, gated=True),
             self.linear(facts.intermediate_size, facts.hidden_size, bias=facts.mlp_bias),
             activation=facts.hidden_act,
             kernels=self.options.kernels,

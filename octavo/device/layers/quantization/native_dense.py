@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
+from octavo.device.layers.linear import Linear
 from octavo.device.layers.quantization.unquantized import UNQUANTIZED
 from octavo.device.ops.native.context import NativeContext
 from octavo.device.ops.native.linear import PackedWeight, pack_dense
@@ -30,7 +31,8 @@ class NativeDense:
         UNQUANTIZED.load_rows(layer, stack)
 
     def finish(self, layer: nn.Module) -> None:
-        layer.packed = pack_dense(self._native, layer.weight, layer.bias)
+        gated = isinstance(layer, Linear) and layer.gated
+        layer.packed = pack_dense(self._native, layer.weight, layer.bias, gated=gated)
         layer.weight = layer.bias = None
 
     def operand(self, layer: nn.Module) -> PackedWeight:

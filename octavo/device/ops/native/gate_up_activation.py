@@ -1,4 +1,4 @@
-"""gate_up_activation: a projection, and a native kernel for activation and product."""
+"""gate_up_activation: one native kernel; of a weight that is not packed, the projection and a kernel for the rest."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from octavo.device.ops.gate_up_activation import ACTIVATIONS
 from octavo.device.ops.linear import LinearWeight
 from octavo.device.ops.native.context import NativeContext
 from octavo.device.ops.native.dtypes import is_bfloat16
+from octavo.device.ops.native.linear import PackedWeight
 
 
 def gate_up_activation(native: NativeContext) -> Callable[..., Tensor]:
@@ -18,6 +19,8 @@ def gate_up_activation(native: NativeContext) -> Callable[..., Tensor]:
 
     def gate_up_activation(x: Tensor, weight: LinearWeight, activation: str) -> Tensor:
         assert activation in ACTIVATIONS
+        if isinstance(weight, PackedWeight):
+            return weight.gate(x, activation)
         projected = weight.project(x).contiguous()
         width, half = projected.shape[1] // 2, is_bfloat16(projected.dtype)
         out = native.empty(projected, width)

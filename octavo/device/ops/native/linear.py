@@ -35,11 +35,17 @@ class PackedWeight:
         return self.matrix.bytes
 
     def project(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        if x.dtype != self.dtype or x.shape[-1] != self.in_features:
-            raise TypeError(f"rows of {self.in_features} {self.dtype} are asked, not {list(x.shape)} {x.dtype}")
-        x = x.contiguous()
+        x = self._checked(x)
         out = self._native.empty(x, *x.shape[1:-1], self.out_features, dtype=dtype or self.dtype)
         launch = self.matrix.project(x.data_ptr(), self._half, out.data_ptr(), is_bfloat16(out.dtype))
+        self._native.run(launch, x.numel() // self.in_features, x, out)
+        return out
+
+    def gate(self, x: Tensor, activation: str) -> Tensor:
+        """``gate_up_activation`` (device/ops) of a matrix whose first half of rows are gates."""
+        x = self._checked(x)
+        out = self._native.empty(x, self.out_features // 2)
+        launch = self.matrix.gate(x.data_ptr(), self._half, activation == "gelu_pytorch_tanh", out.data_ptr())
         self._native.run(launch, x.numel() // self.in_features, x, out)
         return out
 
@@ -51,9 +57,18 @@ class PackedWeight:
         self._native.run(launch, len(ids), ids, out)
         return out
 
+    def _checked(self, x: Tensor) -> Tensor:
+        if x.dtype != self.dtype or x.shape[-1] != self.in_features:
+            raise TypeError(f"rows of {self.in_features} {self.dtype} are asked, not {list(x.shape)} {x.dtype}")
+        return x.contiguous()
 
-def pack_dense(native: NativeContext, weight: Tensor, bias: Tensor | None = None) -> PackedWeight:
+
+def pack_dense(
+    native: NativeContext, weight: Tensor, bias: Tensor | None = None, *, gated: bool = False
+) -> PackedWeight:
     """Copy a weight (and bias) into the library's own layout; the tensors are not kept.
+
+    ``gated``: the first half of the rows are gates, and ``PackedWeight.gate`` computes both halves in one pass.
 
     weight: [out_features, in_features], bias: [out_features] or None; one dtype of ``PACKED_DTYPES``.
     """
@@ -65,6 +80,7 @@ def pack_dense(native: NativeContext, weight: Tensor, bias: Tensor | None = None
         weight.data_ptr(),
         0 if bias is None else bias.data_ptr(),
         *weight.shape,
+        gated,
     )
     return PackedWeight(native, matrix, weight.dtype)
 
