@@ -51,6 +51,7 @@ def make_plan(config: EngineConfig, facts: ModelFacts, caps: DeviceCaps) -> Plan
     weight_bytes = weight_bytes_of(facts, dtype.value, quantization.value)
     left = _memory_beside_weights(caps, weight_bytes, dtype.value, quantization.value)
     attention = _attention_backend(kernels.value, facts)
+    speculation = _speculative_method(config)
     decisions: dict[str, Decision[Any]] = {
         "device": _device(config, caps),
         "dtype": dtype,
@@ -72,6 +73,8 @@ def make_plan(config: EngineConfig, facts: ModelFacts, caps: DeviceCaps) -> Plan
         "cpu_isa": _cpu_isa(config, caps, kernels.value),
         "graph_capture": _graph_capture(config, kernels.value),
         "batch_invariant": _batch_invariant(kernels.value, attention.value),
+        "speculative_method": speculation,
+        "num_speculative_tokens": _num_speculative_tokens(config, speculation.value),
     }
     values = {name: decision.value for name, decision in decisions.items()}
     return Plan(**values, reasons={name: decision.reason for name, decision in decisions.items()})
@@ -309,3 +312,26 @@ def _batch_invariant(kernels: str, attention: str) -> Decision[bool]:
     if missing:
         return Decision(False, f"no, because {', '.join(missing)} on plain torch")
     return Decision(True, "yes: every op has a native kernel that gives a row the same bits among any others")
+
+
+def _speculative_method(config: EngineConfig) -> Decision[str]:
+    asked, backend = config.speculation, config.parallel.distributed_executor_backend
+    if asked.speculative_method == "none":
+        return Decision("none", "default: each step brings a token")
+    if backend == "simulated" or config.load.load_format == "mock":
+        raise ConfigError(
+            "speculative_method=ngram cannot be had with a simulated model, which drafts nothing; drop it"
+        )
+    if asked.prompt_lookup_min > asked.prompt_lookup_max:
+        raise ConfigError(
+            f"prompt_lookup_min={asked.prompt_lookup_min} is above prompt_lookup_max={asked.prompt_lookup_max}: lower "
+            "it, or raise the other"
+        )
+    lengths = f"{asked.prompt_lookup_min} to {asked.prompt_lookup_max}"
+    return Decision(asked.speculative_method, f"as asked: drafts follow {lengths} tokens that were said before")
+
+
+def _num_speculative_tokens(config: EngineConfig, method: str) -> Decision[int]:
+    if method == "none":
+        return Decision(0, "nothing is drafted")
+    return Decision(config.speculation.num_speculative_tokens, "as asked, or the default")
