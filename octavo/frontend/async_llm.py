@@ -31,7 +31,8 @@ from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.words.errors import EngineDeadError, EngineError, RequestError, RequestTimeoutError
 from octavo.words.inputs import PromptType
 from octavo.words.messages import EngineCoreOutputs, FinishReason
-from octavo.words.outputs import RequestOutput
+from octavo.words.outputs import PoolingRequestOutput, RequestOutput
+from octavo.words.pooling_params import PoolingParams
 from octavo.words.sampling_params import SamplingParams
 
 LONG_TEXT_CHARACTERS = 16_384
@@ -155,6 +156,26 @@ class AsyncLLM:
         self.check_admission(prepared)
         return prepared
 
+    async def encode(
+        self,
+        prompt: PromptType | tuple[str, str],
+        params: PoolingParams,
+        request_id: str,
+        *,
+        timeout_s: float | None = None,
+    ) -> PoolingRequestOutput:
+        """Pool one text (or a pair, as a tuple) into numbers. Raises RequestError; cancelling it aborts the request."""
+        await self._unpaused.wait()
+        request, slot = self._open(self._inputs.prepare_pooling(request_id, prompt, params), timeout_s)
+        try:
+            while not request.finished:
+                await slot.wait()
+            output = request.take_output()
+        finally:
+            self._close(request)
+        assert isinstance(output, PoolingRequestOutput), "what was prepared for pooling is pooled"
+        return output
+
     async def run(
         self, prepared: PreparedRequest, *, timeout_s: float | None = None
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -165,7 +186,7 @@ class AsyncLLM:
             while not request.finished or slot.is_ready:
                 await slot.wait()
                 output = request.take_output()
-                if output is not None:
+                if isinstance(output, RequestOutput):
                     yield output
         finally:
             self._close(request)

@@ -16,6 +16,9 @@ MODEL_OPS = frozenset(
 )
 """The ops that models call."""
 
+ENCODER_OPS = frozenset({"add_layer_norm", "encoder_attention", "linear", "linear_activation"})
+"""Those that encoders call."""
+
 NATIVE_OPS = MODEL_OPS
 """Those with a native kernel."""
 

@@ -50,6 +50,23 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
         return self.finish_reason is not None
 
 
+class PoolingOutput(msgspec.Struct, kw_only=True):
+    """What a text was pooled to: a vector, probabilities, one score, or a vector per token one after the other."""
+
+    data: list[float]
+
+
+class PoolingRequestOutput(msgspec.Struct, kw_only=True):
+    """A pooling request's answer; ``error`` says why there is none."""
+
+    request_id: str
+    outputs: PoolingOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True
+    error: str | None = None
+
+
 class RequestOutput(msgspec.Struct, kw_only=True):
     """A request's answer so far (or its newest part, see RequestOutputKind).
 

@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import bisect
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from octavo.control.kv.manager import KVBlocks, KVCacheManager
-from octavo.control.request import Request, RequestStatus
+from octavo.control.request import NEVER, Request, RequestStatus
 from octavo.control.scheduler.drafts import DraftCounts
 from octavo.control.scheduler.gates import Gate, is_held
 from octavo.control.scheduler.limits import SchedulerLimits
@@ -98,7 +98,9 @@ class Scheduler:
             raise RequestError(f"request id {request_id!r} is in use: give each request its own.", param="request_id")
         self.requests[request_id] = request
         max_tokens = request.sampling.max_tokens
-        request.max_total_tokens = min(request.num_prompt_tokens + max_tokens, self.max_request_len)
+        # Where numbers are wanted the whole text is computed: no token follows that need not be.
+        longest = self.max_request_len if request.sampling.pooling is None else NEVER
+        request.max_total_tokens = min(request.num_prompt_tokens + max_tokens, longest)
         replay_ended = check_stop(request) if request.num_output_tokens else None
         why_never = self._why_it_can_never_run(request)
         if replay_ended is not None:
@@ -366,6 +368,7 @@ class Scheduler:
         outputs = self._report_ended_early()
 
         requests, drafts, num_before = self.requests, step.draft_token_ids, len(self.requests)
+        self._take_pooled(result.pooled, outputs)
         logprobs = result.logprobs or [None] * len(result.request_ids)
         for request_id, token_ids, rows in zip(result.request_ids, result.sampled_token_ids, logprobs, strict=True):
             request = requests.get(request_id)
@@ -458,6 +461,24 @@ class Scheduler:
             num_accepted_tokens=num_accepted,
         )
 
+    def _take_pooled(self, pooled: Mapping[str, bytes], outputs: dict[int, list[EngineCoreOutput]]) -> None:
+        """End the requests that wanted numbers and have them."""
+        for request_id, numbers in pooled.items():
+            request = self.requests.get(request_id)
+            if request is None:
+                continue
+            self._finish(request, RequestStatus.FINISHED_STOPPED)
+            output = EngineCoreOutput(
+                request_id=request_id,
+                new_token_ids=[],
+                finish_reason=request.finish_reason,
+                num_cached_tokens=request.num_cached_tokens,
+                num_preemptions=request.num_preemptions,
+                first_scheduled_time=request.first_scheduled_time,
+                pooled=numbers,
+            )
+            outputs.setdefault(request.client_index, []).append(output)
+
     def _take_prompt_logprobs(self, request: Request, result: ModelRunnerOutput) -> None:
         """Collect a chunk's rows; they are sent with the first token, so a preempted request's are not needed twice."""
         if not request.num_output_tokens:
@@ -535,12 +556,13 @@ class Scheduler:
         num_tokens = request.num_tokens
         if num_tokens == 0:
             return "the prompt is empty: give at least one token."
-        if num_tokens >= self.limits.max_model_len:
+        room = 0 if request.sampling.pooling is not None else 1
+        if num_tokens + room > self.limits.max_model_len:
             return (
                 f"the prompt has {num_tokens} tokens and the context length is {self.limits.max_model_len}: at most "
                 f"{self.limits.max_model_len - 1} leave room for an answer. Shorten it or raise --max-model-len."
             )
-        if num_tokens >= self.max_request_len:
+        if num_tokens + room > self.max_request_len:
             return (
                 f"the prompt has {num_tokens} tokens and with one token of output needs room for {num_tokens + 1}, but "
                 f"the whole KV cache holds {self.max_request_len} tokens. Shorten it or enlarge the cache "

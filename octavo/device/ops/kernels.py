@@ -19,10 +19,13 @@ class Kernels:
     and its attention need it too.
     """
 
+    add_layer_norm: Op
     add_rms_norm: Op
     embedding: Op
+    encoder_attention: Op
     gate_up_activation: Op
     linear: Op
+    linear_activation: Op
     lm_head: Op
     paged_attention: Op
     qkv_rope_write: Op

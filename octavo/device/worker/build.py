@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from octavo.device.worker.graphs import StepGraphs
 from octavo.device.worker.head import SamplingHead
 from octavo.device.worker.memory import PROFILED_TOKENS
 from octavo.device.worker.model_runner import ModelRunner
+from octavo.device.worker.pooling_head import PoolingHead
 from octavo.plan.plan import Plan
 from octavo.util.lazy import resolve
 from octavo.words.errors import ConfigError
@@ -88,7 +90,18 @@ def build_empty_model(plan: Plan, facts: ModelFacts, kernels: Kernels) -> nn.Mod
 def build_model_runner(
     config: EngineConfig, plan: Plan, facts: ModelFacts, model: nn.Module, kernels: Kernels
 ) -> ModelRunner:
-    """The runner of a loaded model, with its sampler."""
+    """The runner of a loaded model, with what ends its steps: a sampler, or a pooler."""
+    graphs = StepGraphs(model, kernels, _max_logit_rows(plan))
+    run_with = partial(
+        ModelRunner,
+        model,
+        graphs,
+        max_num_requests=plan.max_num_seqs,
+        max_num_tokens=max(plan.max_num_batched_tokens, PROFILED_TOKENS),
+    )
+    if plan.runner == "pooling":
+        pooler = PoolingHead(model, facts.pooling, num_labels=facts.num_labels)
+        return run_with(pooler, (pooler,))
     chooser = TorchChooser() if kernels.native is None else NativeChooser(kernels.native)
     sampler = Sampler(
         plan.max_num_seqs,
@@ -97,17 +110,8 @@ def build_model_runner(
         chooser=chooser,
     )
     prompt_logprobs = PromptLogprobs(chooser)
-    graphs = StepGraphs(model, kernels, _max_logit_rows(plan))
     head = SamplingHead(graphs, sampler, prompt_logprobs, facts.vocab_size)
-    return ModelRunner(
-        model,
-        graphs,
-        head,
-        (sampler, prompt_logprobs),
-        _drafter(config, plan, facts),
-        max_num_requests=plan.max_num_seqs,
-        max_num_tokens=max(plan.max_num_batched_tokens, PROFILED_TOKENS),
-    )
+    return run_with(head, (sampler, prompt_logprobs), _drafter(config, plan, facts))
 
 
 def _drafter(config: EngineConfig, plan: Plan, facts: ModelFacts) -> Drafter:

@@ -20,7 +20,7 @@ from octavo.device.attention.context import ForwardContext
 from octavo.device.attention.metadata import AttentionMetadata, CommonMetadata
 from octavo.device.worker.block_table import BlockTable
 from octavo.device.worker.kv_cache import LayerGroup
-from octavo.device.worker.request_table import RequestTable
+from octavo.device.worker.request_table import NO_SECOND_TEXT, RequestTable
 from octavo.words.messages import SchedulerOutput
 
 _ZERO = np.zeros(1, dtype=np.int64)
@@ -31,6 +31,7 @@ class InputBatch:
     """One step's rows; what lies in the arrays of ``inputs`` is this step's until the next is prepared.
 
     slots, num_computed, seq_lens: [R] int64; slot in the table, and tokens computed before and after the step.
+    second_text_at: [R] int64; where in a pair of texts the second begins.
     query_start_loc: [R + 1] int64; request r owns tokens query_start_loc[r] : query_start_loc[r + 1].
     sampled: [S] int64; the requests, by row, all of whose known tokens are computed by this step: only these get a
              token, the others are still inside their prompt.
@@ -43,6 +44,7 @@ class InputBatch:
     num_computed: npt.NDArray[np.int64]
     seq_lens: npt.NDArray[np.int64]
     query_start_loc: npt.NDArray[np.int64]
+    second_text_at: npt.NDArray[np.int64]
     sampled: npt.NDArray[np.int64]
     num_drafts: npt.NDArray[np.int64]
     num_tokens: int
@@ -68,7 +70,19 @@ class InputBatch:
         metadata: dict[str, AttentionMetadata] = {}
         for group in self.inputs.groups:
             metadata |= group.metadata(self)
-        return ForwardContext(metadata=metadata, num_tokens=self.num_tokens)
+        return ForwardContext(
+            metadata=metadata,
+            num_tokens=self.num_tokens,
+            query_start_loc=self.inputs.query_start_loc[: self.num_requests + 1],
+            token_types=self._token_types(),
+        )
+
+    def _token_types(self) -> Tensor | None:
+        """[T] int64, 1 for tokens of second texts; None where no request of the step has one."""
+        if (self.second_text_at == NO_SECOND_TEXT).all():
+            return None
+        second_text_at = torch.from_numpy(self.second_text_at.repeat(np.diff(self.query_start_loc)))
+        return (self.positions >= second_text_at).long()
 
     @property
     def sampled_token_rows(self) -> Tensor:
@@ -137,6 +151,7 @@ class StepInputs:
             num_computed=num_computed,
             seq_lens=seq_lens,
             query_start_loc=query_start_loc,
+            second_text_at=table.second_text_at[slots],
             sampled=sampled,
             num_drafts=num_beyond[sampled],
             num_tokens=num_tokens,

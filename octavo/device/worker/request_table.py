@@ -12,6 +12,8 @@ from octavo.device.worker.block_table import BlockTables
 from octavo.words.messages import NewRequestData, SchedulerOutput
 
 FIRST_COLUMNS = 256
+NO_SECOND_TEXT = np.iinfo(np.int64).max
+"""Where the second text of a request begins that has none."""
 
 
 class SlotHolder(Protocol):
@@ -29,6 +31,7 @@ class RequestTable:
                 memory follows the longest request and not the longest one possible. The drafts of a step lie behind
                 the tokens of their request until it is done, and are not counted.
     num_tokens, num_prompt_tokens, num_computed_tokens: [max_num_requests] int64.
+    second_text_at: [max_num_requests] int64; where in a pair of texts the second begins.
     """
 
     def __init__(self, max_num_requests: int, blocks: BlockTables, holders: Sequence[SlotHolder] = ()) -> None:
@@ -36,6 +39,7 @@ class RequestTable:
         self.num_tokens = np.zeros(max_num_requests, dtype=np.int64)
         self.num_prompt_tokens = np.zeros(max_num_requests, dtype=np.int64)
         self.num_computed_tokens = np.zeros(max_num_requests, dtype=np.int64)
+        self.second_text_at = np.full(max_num_requests, NO_SECOND_TEXT)
         self.blocks = blocks
         self._holders = (blocks, *holders)
         self._slots: dict[str, int] = {}
@@ -71,6 +75,7 @@ class RequestTable:
         self.num_tokens[slot] = len(tokens)
         self.num_prompt_tokens[slot] = len(request.prompt_token_ids)
         self.num_computed_tokens[slot] = request.num_computed_tokens
+        self.second_text_at[slot] = _second_text_at(request)
         for holder in self._holders:
             holder.add(slot, request)
         return slot
@@ -115,3 +120,8 @@ class RequestTable:
         grown = np.zeros((rows, max(num_columns, 2 * columns)), dtype=np.int32)
         grown[:, :columns] = self.token_ids
         self.token_ids = grown
+
+
+def _second_text_at(request: NewRequestData) -> int:
+    pooling = request.sampling.pooling
+    return NO_SECOND_TEXT if pooling is None or pooling.second_text_at is None else pooling.second_text_at

@@ -135,11 +135,45 @@ def lm_head_case(kernel: Kernel, dtype: torch.dtype) -> Results:
     yield kernel(hidden, DenseWeight(weight), 2.0), 2.0 * torch.tanh(logits / 2.0)
 
 
+def add_layer_norm_case(kernel: Kernel, dtype: torch.dtype) -> Results:
+    x, residual = random(5, 24, dtype=dtype) * 3 + 2, random(5, 24, dtype=dtype, seed=1)
+    weight, bias = random(24, dtype=dtype, seed=2), random(24, dtype=dtype, seed=3)
+    total = x.double() + residual.double()
+    centred = total - total.sum(-1, keepdim=True) / 24
+    variance = (centred * centred).sum(-1, keepdim=True) / 24
+    expected = centred / torch.sqrt(variance + 1e-6) * weight.double() + bias.double()
+    yield kernel(x, residual, weight, bias, 1e-6), expected
+
+
+def linear_activation_case(kernel: Kernel, dtype: torch.dtype) -> Results:
+    x, weight, bias = random(5, 24, dtype=dtype), random(7, 24, dtype=dtype, seed=1), random(7, dtype=dtype, seed=2)
+    projected = rounded(x.double() @ weight.double().T + bias.double(), dtype)
+    yield kernel(x, DenseWeight(weight, bias), "gelu"), projected / 2 * (1 + torch.erf(projected / 2**0.5))
+    yield kernel(x, DenseWeight(weight, bias), "relu"), projected * (projected > 0)
+    yield kernel(x, DenseWeight(weight, bias), "tanh"), 1 - 2 / (torch.exp(2 * projected) + 1)
+
+
+def encoder_attention_case(kernel: Kernel, dtype: torch.dtype) -> Results:
+    """Texts of 1, 9 and 3 tokens; three heads of 8."""
+    qkv, bounds = random(13, 72, dtype=dtype), [0, 1, 10, 13]
+    expected = torch.zeros(13, 3, 8, dtype=torch.float64)
+    parts = qkv.double().view(13, 3, 3, 8)
+    for start, end in zip(bounds, bounds[1:], strict=False):
+        for head in range(3):
+            query, key, value = parts[start:end, :, head].unbind(1)
+            weights = torch.exp(query @ key.T * 0.3)
+            expected[start:end, head] = weights / weights.sum(-1, keepdim=True) @ value
+    yield kernel(qkv, torch.tensor(bounds, dtype=torch.int32), 3, 0.3), expected.flatten(1)
+
+
 CASES: dict[str, Callable[[Kernel, torch.dtype], Results]] = {
+    "add_layer_norm": add_layer_norm_case,
     "add_rms_norm": add_rms_norm_case,
     "embedding": embedding_case,
+    "encoder_attention": encoder_attention_case,
     "gate_up_activation": gate_up_activation_case,
     "linear": linear_case,
+    "linear_activation": linear_activation_case,
     "lm_head": lm_head_case,
     "paged_attention": paged_attention_case,
     "qkv_rope_write": qkv_rope_write_case,
