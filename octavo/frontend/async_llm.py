@@ -144,13 +144,23 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         priority: int | None = None,
+        reasoning_end_ids: tuple[int, ...] = (),
     ) -> PreparedRequest:
-        """Check a request, turn it into tokens and see whether it may join the queue; nothing runs yet."""
+        """Check a request, turn it into tokens and see whether it may join the queue; nothing runs yet.
+
+        A grammar holds from the first time that the output ends with ``reasoning_end_ids``; from its begin if empty.
+        """
         request_id = str(next(self._request_ids)) if request_id is None else request_id
         prepared = await self.work_on(
             len(prompt_text(prompt) or ""),
             partial(
-                self._inputs.prepare, request_id, prompt, sampling_params, priority=priority, arrival_time=time.time()
+                self._inputs.prepare,
+                request_id,
+                prompt,
+                sampling_params,
+                priority=priority,
+                arrival_time=time.time(),
+                reasoning_end_ids=reasoning_end_ids,
             ),
         )
         self.check_admission(prepared)

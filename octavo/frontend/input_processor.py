@@ -99,9 +99,12 @@ class InputProcessor:
         *,
         priority: int | None = None,
         arrival_time: float | None = None,
+        reasoning_end_ids: tuple[int, ...] = (),
     ) -> PreparedRequest:
         """Check a request and turn it into tokens. RequestError for one that cannot be served."""
         choices = self.process(prompt, params, request_id, priority=priority or 0, arrival_time=arrival_time)
+        for choice in choices:
+            choice.sampling = msgspec.structs.replace(choice.sampling, reasoning_end_ids=reasoning_end_ids)
         return PreparedRequest(request_id, prompt_text(prompt), choices)
 
     def prepare_pooling(

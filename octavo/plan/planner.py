@@ -6,8 +6,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from octavo.config.engine_config import EngineConfig
 from octavo.plan.native_ops import (
+    CACHE_OPS,
     ENCODER_OPS,
     MODEL_OPS,
+    NATIVE_BLOCK_SIZE_MULTIPLE,
     NATIVE_DTYPES,
     NATIVE_HEAD_SIZE_MULTIPLE,
     NATIVE_ISAS,
@@ -18,6 +20,7 @@ from octavo.plan.weights import quantization_of, weight_bytes_of
 from octavo.util.byte_size import format_byte_size
 from octavo.words.device_caps import DeviceCaps
 from octavo.words.errors import ConfigError, InsufficientMemoryError
+from octavo.words.kv_cache_spec import FullAttentionSpec
 from octavo.words.model_facts import ModelFacts
 
 DEFAULT_BLOCK_SIZE = 32
@@ -27,7 +30,6 @@ DEFAULT_MAX_NUM_SEQS = 128
 DEFAULT_NUM_LONG_REQUESTS = 4
 MIN_DEFAULT_KV_BYTES = 256 << 20
 
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _MAX_STEPS_IN_FLIGHT = {"uni": 1, "simulated": 2}
 
 T = TypeVar("T")
@@ -57,7 +59,8 @@ def make_plan(config: EngineConfig, facts: ModelFacts, caps: DeviceCaps) -> Plan
     quantization = Decision(*quantization_of(config, facts, kernels.value))
     weight_bytes = weight_bytes_of(facts, dtype.value, quantization.value)
     left = _memory_beside_weights(caps, weight_bytes, dtype.value, quantization.value)
-    attention = _attention_backend(kernels.value, facts)
+    block_size = _block_size(config)
+    attention = _attention_backend(kernels.value, facts, block_size.value)
     runner = _runner(config, facts)
     speculation = _speculative_method(config, runner.value)
     decisions: dict[str, Decision[Any]] = {
@@ -68,7 +71,7 @@ def make_plan(config: EngineConfig, facts: ModelFacts, caps: DeviceCaps) -> Plan
         "kv_cache_dtype": kv_cache_dtype,
         "attention_backend": attention,
         "max_model_len": max_model_len,
-        "block_size": _block_size(config),
+        "block_size": block_size,
         "max_num_batched_tokens": tokens,
         "max_num_seqs": seqs,
         "enable_prefix_caching": _whole_texts(config.cache.enable_prefix_caching, facts, runner.value),
@@ -228,9 +231,10 @@ def _longest_request_bytes(config: EngineConfig, facts: ModelFacts, kv_dtype: st
     asked = config.model.max_model_len
     length = asked if isinstance(asked, int) else facts.max_position
     block = config.cache.block_size or DEFAULT_BLOCK_SIZE
-    layer_token_bytes = 2 * facts.num_kv_heads * facts.head_size * _ITEM_BYTES[kv_dtype]
+    shape = {"num_kv_heads": facts.num_kv_heads, "head_size": facts.head_size}
+    token = FullAttentionSpec(block_size=1, dtype=kv_dtype, **shape)
     tokens = sum(min(length, _kept_tokens(facts, kind, length)) + block for kind in _layer_types(facts))
-    return tokens * layer_token_bytes
+    return tokens * token.natural_page_bytes
 
 
 def _layer_types(facts: ModelFacts) -> tuple[str, ...]:
@@ -320,12 +324,15 @@ def _cpu_isa(config: EngineConfig, caps: DeviceCaps, kernels: str) -> Decision[s
     return Decision(asked, "as asked")
 
 
-def _attention_backend(kernels: str, facts: ModelFacts) -> Decision[str]:
+def _attention_backend(kernels: str, facts: ModelFacts, block_size: int | None) -> Decision[str]:
     if kernels != "native":
         return Decision("reference", "plain torch, as the other kernels are")
     if facts.head_size % NATIVE_HEAD_SIZE_MULTIPLE:
         multiple = f"multiples of {NATIVE_HEAD_SIZE_MULTIPLE}"
         return Decision("reference", f"native attention takes head sizes that are {multiple}, not {facts.head_size}")
+    if (block_size or 0) % NATIVE_BLOCK_SIZE_MULTIPLE:
+        multiple = f"multiples of {NATIVE_BLOCK_SIZE_MULTIPLE}"
+        return Decision("reference", f"native attention takes block sizes that are {multiple}, not {block_size}")
     return Decision("cpu", "native kernels")
 
 
@@ -343,7 +350,7 @@ def _batch_invariant(kernels: str, attention: str, facts: ModelFacts) -> Decisio
     if kernels != "native":
         return Decision(False, "no, because ops run on plain torch, whose kernels change with the number of rows")
     needed = ENCODER_OPS if facts.is_encoder else MODEL_OPS
-    own = {"paged_attention"} if attention == "reference" and not facts.is_encoder else set()
+    own = CACHE_OPS if attention == "reference" and not facts.is_encoder else frozenset()
     missing = sorted((needed - NATIVE_OPS) | own)
     if missing:
         return Decision(False, f"no, because {', '.join(missing)} on plain torch")

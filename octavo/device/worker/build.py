@@ -19,7 +19,7 @@ from octavo.device.layers.quantization.native_quantized import NativeQuantized
 from octavo.device.layers.quantization.unquantized import UNQUANTIZED
 from octavo.device.models.build import build_model
 from octavo.device.models.options import ModelOptions
-from octavo.device.ops.kernels import Kernels, load_kernels
+from octavo.device.ops.kernels import Kernels, load_kernels, with_reference
 from octavo.device.sample.chooser import TorchChooser
 from octavo.device.sample.native_chooser import NativeChooser
 from octavo.device.sample.prompt_logprobs import PromptLogprobs
@@ -31,6 +31,7 @@ from octavo.device.worker.head import SamplingHead
 from octavo.device.worker.memory import PROFILED_TOKENS
 from octavo.device.worker.model_runner import ModelRunner
 from octavo.device.worker.pooling_head import PoolingHead
+from octavo.plan.native_ops import CACHE_OPS
 from octavo.plan.plan import Plan
 from octavo.util.lazy import resolve
 from octavo.words.errors import ConfigError
@@ -76,11 +77,14 @@ def build_empty_model(plan: Plan, facts: ModelFacts, kernels: Kernels) -> nn.Mod
         chunked_local="chunked_local" in facts.layer_types,
         softcap=facts.attn_logit_softcap is not None,
     )
+    attention = select_backend(plan.attention_backend, needs, kernels.native)
+    if not attention.support.needs_native:
+        kernels = with_reference(kernels, CACHE_OPS)
     options = ModelOptions(
         dtype=getattr(torch, plan.dtype),
         kv_cache_dtype=getattr(torch, plan.kv_cache_dtype),
         max_model_len=plan.max_model_len or facts.max_position,
-        attention=select_backend(plan.attention_backend, needs, kernels.native),
+        attention=attention,
         kernels=kernels,
         **_weight_formats(plan, kernels),
     )
