@@ -154,6 +154,8 @@ class OpenRequest:
         if output.num_preemptions:
             self._preemptions[output.request_id] = output.num_preemptions
             metrics.num_preemptions = sum(self._preemptions.values())
+        metrics.num_draft_tokens += output.num_draft_tokens
+        metrics.num_accepted_tokens += output.num_accepted_tokens
         if metrics.first_scheduled_time is None:
             metrics.first_scheduled_time = output.first_scheduled_time
         if metrics.first_token_time is None and output.new_token_ids:

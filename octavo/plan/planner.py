@@ -62,6 +62,7 @@ def make_plan(config: EngineConfig, facts: ModelFacts, caps: DeviceCaps) -> Plan
     block_size = _block_size(config)
     attention = _attention_backend(kernels.value, facts, block_size.value)
     runner = _runner(config, facts)
+    speculation = _speculative_method(config, runner.value)
     decisions: dict[str, Decision[Any]] = {
         "device": _device(config, caps),
         "dtype": dtype,
@@ -84,6 +85,8 @@ def make_plan(config: EngineConfig, facts: ModelFacts, caps: DeviceCaps) -> Plan
         "graph_capture": _graph_capture(config, kernels.value, facts),
         "batch_invariant": _batch_invariant(kernels.value, attention.value, facts),
         "runner": runner,
+        "speculative_method": speculation,
+        "num_speculative_tokens": _num_speculative_tokens(config, speculation.value),
     }
     values = {name: decision.value for name, decision in decisions.items()}
     return Plan(**values, reasons={name: decision.reason for name, decision in decisions.items()})
@@ -352,3 +355,28 @@ def _batch_invariant(kernels: str, attention: str, facts: ModelFacts) -> Decisio
     if missing:
         return Decision(False, f"no, because {', '.join(missing)} on plain torch")
     return Decision(True, "yes: every op has a native kernel that gives a row the same bits among any others")
+
+
+def _speculative_method(config: EngineConfig, runner: str) -> Decision[str]:
+    asked, backend = config.speculation, config.parallel.distributed_executor_backend
+    if asked.speculative_method == "none":
+        return Decision("none", "default: each step brings a token")
+    if backend == "simulated" or config.load.load_format == "mock":
+        raise ConfigError(
+            "speculative_method=ngram cannot be had with a simulated model, which drafts nothing; drop it"
+        )
+    if runner != "generate":
+        raise ConfigError("speculative_method=ngram cannot be had with a pooling model, which says no tokens; drop it")
+    if asked.prompt_lookup_min > asked.prompt_lookup_max:
+        raise ConfigError(
+            f"prompt_lookup_min={asked.prompt_lookup_min} is above prompt_lookup_max={asked.prompt_lookup_max}: lower "
+            "it, or raise the other"
+        )
+    lengths = f"{asked.prompt_lookup_min} to {asked.prompt_lookup_max}"
+    return Decision(asked.speculative_method, f"as asked: drafts follow {lengths} tokens that were said before")
+
+
+def _num_speculative_tokens(config: EngineConfig, method: str) -> Decision[int]:
+    if method == "none":
+        return Decision(0, "nothing is drafted")
+    return Decision(config.speculation.num_speculative_tokens, "as asked, or the default")

@@ -162,7 +162,8 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     """What a step brought to one request. Tokens after a stop are already trimmed.
 
     ``prompt_logprobs`` is sent once, with the first token, without the leading None. ``stop_reason`` is the stop
-    token id. Times are ``time.time`` seconds.
+    token id. Times are ``time.time`` seconds. ``num_draft_tokens`` were verified by this step, of which
+    ``num_accepted_tokens`` were right.
     """
 
     request_id: str
@@ -176,6 +177,8 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     first_scheduled_time: float | None = None
     error: str | None = None
     pooled: bytes | None = None
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 class PrefixCacheStats(msgspec.Struct, array_like=True, kw_only=True):
@@ -187,7 +190,10 @@ class PrefixCacheStats(msgspec.Struct, array_like=True, kw_only=True):
 
 
 class SchedulerStats(msgspec.Struct, array_like=True, kw_only=True):
-    """The scheduler after a step. Counters are totals since start; ``kv_cache_usage`` is 0..1."""
+    """The scheduler after a step. Counters are totals since start; ``kv_cache_usage`` is 0..1.
+
+    ``num_drafts`` counts steps of requests that verified drafts.
+    """
 
     num_running: int = 0
     num_waiting: int = 0
@@ -198,6 +204,9 @@ class SchedulerStats(msgspec.Struct, array_like=True, kw_only=True):
     num_steps: int = 0
     num_prompt_tokens: int = 0
     num_generation_tokens: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, kw_only=True):

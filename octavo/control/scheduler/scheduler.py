@@ -21,17 +21,18 @@ from __future__ import annotations
 import bisect
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from octavo.control.kv.manager import KVBlocks, KVCacheManager
 from octavo.control.request import NEVER, Request, RequestStatus
+from octavo.control.scheduler.drafts import DraftCounts
 from octavo.control.scheduler.gates import Gate, is_held
+from octavo.control.scheduler.limits import SchedulerLimits
 from octavo.control.scheduler.queues import QUEUES, RequestQueue
 from octavo.control.scheduler.step_builder import StepBuilder, StepLoad
 from octavo.control.scheduler.step_time import StepTimeLimit, StepTimeModel
 from octavo.control.scheduler.stopping import check_stop
 from octavo.control.scheduler.token_limits import token_limits
-from octavo.words.errors import ConfigError, RequestError
+from octavo.words.errors import RequestError
 from octavo.words.messages import (
     CachedRequestData,
     EngineCoreOutput,
@@ -44,40 +45,6 @@ from octavo.words.messages import (
 
 RUNNING = RequestStatus.RUNNING
 PREEMPTED = RequestStatus.PREEMPTED
-
-
-@dataclass(frozen=True, kw_only=True)
-class SchedulerLimits:
-    """The bounds of every step; raises ConfigError for values no step could meet.
-
-    ``max_num_batched_tokens`` is the token budget of a step, ``max_num_seqs`` the most requests running at once.
-    ``watermark`` is the share of blocks that must stay free when a request joins running ones.
-    ``num_lookahead_tokens`` are slots that a drafter fills beyond the tokens of a step. Prompt tokens beside decodes
-    are so many that a step takes ``max_step_seconds`` (0 = however long); without chunked prefill this says nothing.
-    """
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    enable_chunked_prefill: bool = True
-    long_prefill_token_threshold: int = 0
-    policy: str = "fcfs"
-    watermark: float = 0.0
-    num_lookahead_tokens: int = 0
-    max_steps_in_flight: int = 1
-    max_step_seconds: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "max_steps_in_flight"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        for name in ("long_prefill_token_threshold", "num_lookahead_tokens", "max_step_seconds"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}.")
-        if not 0.0 <= self.watermark < 1.0:
-            raise ConfigError(f"watermark must be at least 0 and below 1, got {self.watermark}.")
-        if self.policy not in QUEUES:
-            raise ConfigError(f"scheduling_policy must be one of {', '.join(QUEUES)}, got {self.policy!r}.")
 
 
 class Scheduler:
@@ -116,6 +83,7 @@ class Scheduler:
         self._num_preemptions = 0
         self._num_prompt_tokens = 0
         self._num_generation_tokens = 0
+        self._drafts = DraftCounts()
 
     # ---- requests come and go -------------------------------------------------------------------------------------
 
@@ -186,6 +154,7 @@ class Scheduler:
             num_steps=self._last_step_id,
             num_prompt_tokens=self._num_prompt_tokens,
             num_generation_tokens=self._num_generation_tokens,
+            **vars(self._drafts),
         )
 
     def reset_prefix_cache(self) -> bool:
@@ -459,6 +428,9 @@ class Scheduler:
         """Append sampled tokens up to the one that ends the request; take back what rejected drafts had counted."""
         request.num_output_placeholders -= 1 + num_drafts
         request.num_computed_tokens -= 1 + num_drafts - len(token_ids)
+        num_accepted = len(token_ids) - 1
+        if num_drafts:
+            self._drafts.observe(num_drafts, num_accepted)
         prompt_logprobs = None
         if request.prompt_logprobs:
             prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, []
@@ -485,6 +457,8 @@ class Scheduler:
             num_cached_tokens=request.num_cached_tokens,
             num_preemptions=request.num_preemptions,
             first_scheduled_time=request.first_scheduled_time,
+            num_draft_tokens=num_drafts,
+            num_accepted_tokens=num_accepted,
         )
 
     def _take_pooled(self, pooled: Mapping[str, bytes], outputs: dict[int, list[EngineCoreOutput]]) -> None:

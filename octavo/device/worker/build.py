@@ -24,6 +24,8 @@ from octavo.device.sample.chooser import TorchChooser
 from octavo.device.sample.native_chooser import NativeChooser
 from octavo.device.sample.prompt_logprobs import PromptLogprobs
 from octavo.device.sample.sampler import Sampler, builtin_processors
+from octavo.device.spec_decode.drafter import Drafter, NoDrafter
+from octavo.device.spec_decode.ngram import NgramDrafter
 from octavo.device.worker.graphs import StepGraphs
 from octavo.device.worker.head import SamplingHead
 from octavo.device.worker.memory import PROFILED_TOKENS
@@ -37,6 +39,7 @@ from octavo.words.model_facts import ModelFacts
 
 # What linear layers and what the vocabulary are quantised to by the Plan's name; None: as a GGUF file stores them.
 QUANTIZED_FORMATS = {"gguf": (None, None), "int8": ("int8", "int8"), "int4": ("Q4_0", "int8")}
+MOST_CAPTURED_ROWS = 64
 logger = logging.getLogger(__name__)
 
 WORKER = "octavo.device.worker.worker:Worker"
@@ -92,7 +95,7 @@ def build_model_runner(
     config: EngineConfig, plan: Plan, facts: ModelFacts, model: nn.Module, kernels: Kernels
 ) -> ModelRunner:
     """The runner of a loaded model, with what ends its steps: a sampler, or a pooler."""
-    graphs = StepGraphs(model, kernels, plan.max_num_seqs)
+    graphs = StepGraphs(model, kernels, _max_logit_rows(plan))
     run_with = partial(
         ModelRunner,
         model,
@@ -112,7 +115,21 @@ def build_model_runner(
     )
     prompt_logprobs = PromptLogprobs(chooser)
     head = SamplingHead(graphs, sampler, prompt_logprobs, facts.vocab_size)
-    return run_with(head, (sampler, prompt_logprobs))
+    return run_with(head, (sampler, prompt_logprobs), _drafter(config, plan, facts))
+
+
+def _drafter(config: EngineConfig, plan: Plan, facts: ModelFacts) -> Drafter:
+    asked = config.speculation
+    if plan.speculative_method == "none":
+        return NoDrafter()
+    max_model_len = plan.max_model_len or facts.max_position
+    return NgramDrafter(plan.num_speculative_tokens, asked.prompt_lookup_min, asked.prompt_lookup_max, max_model_len)
+
+
+def _max_logit_rows(plan: Plan) -> int:
+    """Rows that a captured output head takes: all requests with a token each, and few of them with all their drafts."""
+    with_drafts = plan.max_num_seqs * (1 + plan.num_speculative_tokens)
+    return max(plan.max_num_seqs, min(with_drafts, MOST_CAPTURED_ROWS))
 
 
 def _weight_formats(plan: Plan, kernels: Kernels) -> dict[str, QuantMethod]:

@@ -35,6 +35,7 @@ class InputBatch:
     query_start_loc: [R + 1] int64; request r owns tokens query_start_loc[r] : query_start_loc[r + 1].
     sampled: [S] int64; the requests, by row, all of whose known tokens are computed by this step: only these get a
              token, the others are still inside their prompt.
+    num_drafts: [S] int64; drafts that follow the known tokens of each of those.
     """
 
     step_id: int
@@ -45,6 +46,7 @@ class InputBatch:
     query_start_loc: npt.NDArray[np.int64]
     second_text_at: npt.NDArray[np.int64]
     sampled: npt.NDArray[np.int64]
+    num_drafts: npt.NDArray[np.int64]
     num_tokens: int
     inputs: StepInputs
 
@@ -84,8 +86,9 @@ class InputBatch:
 
     @property
     def sampled_token_rows(self) -> Tensor:
-        """[S] int64: the last token row of each sampled request, whose hidden state gives its next token."""
-        return torch.from_numpy(self.query_start_loc[self.sampled + 1] - 1)
+        """[S + drafts] int64: the rows whose hidden states give next tokens, of each sampled request the last ones."""
+        ends, counts = self.query_start_loc[self.sampled + 1], self.num_drafts + 1
+        return torch.from_numpy(np.arange(counts.sum()) + (ends - counts.cumsum()).repeat(counts))
 
 
 class StepInputs:
@@ -137,6 +140,8 @@ class StepInputs:
         self._positions[:num_tokens] = positions
         self._token_ids[:num_tokens] = table.token_ids[slot_of_token, positions]
         max_seq_len = int(seq_lens.max())
+        num_beyond = seq_lens - table.num_tokens[slots]
+        sampled = (num_beyond >= 0).nonzero()[0]
         for group in self.groups:
             group.write(slots, slot_of_token, positions, max_seq_len)
         return InputBatch(
@@ -147,7 +152,8 @@ class StepInputs:
             seq_lens=seq_lens,
             query_start_loc=query_start_loc,
             second_text_at=table.second_text_at[slots],
-            sampled=(seq_lens >= table.num_tokens[slots]).nonzero()[0],
+            sampled=sampled,
+            num_drafts=num_beyond[sampled],
             num_tokens=num_tokens,
             inputs=self,
         )
