@@ -24,7 +24,8 @@ from octavo.control.kv.block_hash import make_block_hasher
 from octavo.control.kv.manager import KVCacheManager
 from octavo.control.kv.planning import plan_kv_cache
 from octavo.control.request import Request
-from octavo.control.scheduler.scheduler import Scheduler, SchedulerLimits
+from octavo.control.scheduler.limits import SchedulerLimits
+from octavo.control.scheduler.scheduler import Scheduler
 from octavo.executor.simulated import SimulatedExecutor
 from octavo.words.kv_cache_spec import FullAttentionSpec, KVCacheConfig
 from octavo.words.messages import EngineCoreRequest, ResolvedSampling

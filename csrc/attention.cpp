@@ -1,7 +1,9 @@
 #include "attention.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 #include "isa.h"
@@ -13,6 +15,14 @@ constexpr IsaTable<AttentionKernels> kKernels OCTAVO_ISA_TABLE(attention_kernels
 
 KernelCounter attention_counter{"paged_attention"};
 KernelCounter split_counter{"paged_attention_split"};
+KernelCounter shared_counter{"paged_attention_shared"};
+
+std::atomic<bool> splits_by_batch{false};
+
+int keys_per_split(const AttentionStep& step) {
+    if (!splits_by_batch.load(std::memory_order_relaxed)) return kKeysPerSplit;
+    return kKeysPerTile * static_cast<int>(1 + step.num_requests % 8);
+}
 
 // Fewer tasks than this per thread are divided further, by the keys they read.
 constexpr std::size_t kTasksPerThread = 4;
@@ -33,79 +43,149 @@ std::int64_t first_visible(const AttentionCall& call, std::int64_t position) {
     return 0;
 }
 
+// The rows of one run under some heads, over all splits that they see.
+struct Unit {
+    AttentionTask task;  // but its runs, which is `run` alone
+    RowRun run;
+
+    int num_rows() const { return run.num_tokens * task.num_heads; }
+    int num_splits() const { return task.last_split - task.first_split; }
+    bool may_split() const { return num_splits() > 1 && num_rows() <= kRowsPerSplitTask; }
+};
+
 std::int64_t cost(const AttentionCall& call, const AttentionTask& task) {
-    const std::int64_t keys = task.position + task.num_tokens - first_visible(call, task.position);
-    return keys * (task.num_tokens * task.num_heads + kRowsPerSplitTask);  // reading keys costs as much as some rows
+    std::int64_t rows = kRowsPerSplitTask;  // reading keys costs as much as some rows
+    for (int i = 0; i < task.num_runs; ++i) rows += task.runs[i].num_tokens * task.num_heads;
+    const std::int64_t first = first_visible(call, task.runs[0].position);
+    const std::int64_t end = std::min<std::int64_t>(task.runs[0].position + task.runs[0].num_tokens,
+                                                    std::int64_t{task.last_split} * call.keys_per_split);
+    return rows * (end - std::max(first, std::int64_t{task.first_split} * call.keys_per_split));
 }
 
-class TaskList {
-public:
-    TaskList(const AttentionCall& call, const AttentionStep& step) : call_(call) {
-        for (std::int64_t request = 0; request < step.num_requests; ++request) {
-            const std::int64_t start = step.query_start_loc[request], end = step.query_start_loc[request + 1];
-            add_request(static_cast<std::int32_t>(request), start, end, step.seq_lens[request] - (end - start));
-        }
-        // The longest first, so that no thread begins one when the others are done.
-        std::ranges::stable_sort(tasks, [&](const auto& a, const auto& b) { return cost(call, a) > cost(call, b); });
-    }
-
-    std::vector<AttentionTask> tasks;
-
-private:
-    void add_request(std::int32_t request, std::int64_t row, std::int64_t end, std::int64_t position) {
-        const int group = call_.num_heads / call_.num_kv_heads;
-        const int heads = std::min(group, kRowsPerTask), tokens = kRowsPerTask / heads;
-        for (; row < end; row += tokens, position += tokens) {
-            const auto num_tokens = static_cast<std::int32_t>(std::min<std::int64_t>(tokens, end - row));
-            for (std::int32_t head = 0, num_heads; head < call_.num_heads; head += num_heads) {
-                const std::int32_t kv_head = head / group;
-                num_heads = std::min(heads, (kv_head + 1) * group - head);
-                add_task({request, kv_head, head, num_heads, row, position, num_tokens, 0, 0, nullptr});
+// Units by heads, so that requests that share a prefix read a head's keys one after the other.
+std::vector<Unit> make_units(const AttentionCall& call, const AttentionStep& step) {
+    std::vector<Unit> units;
+    const int group = call.num_heads / call.num_kv_heads, most = rows_per_task(call.head_size);
+    const int heads = std::min(group, most), tokens = most / heads;
+    for (std::int32_t head = 0, num_heads; head < call.num_heads; head += num_heads) {
+        const std::int32_t kv_head = head / group;
+        num_heads = std::min(heads, (kv_head + 1) * group - head);
+        for (std::int32_t request = 0; request < step.num_requests; ++request) {
+            std::int64_t row = step.query_start_loc[request];
+            const std::int64_t end = step.query_start_loc[request + 1];
+            std::int64_t position = step.seq_lens[request] - (end - row);
+            for (; row < end; row += tokens, position += tokens) {
+                const auto num_tokens = static_cast<std::int32_t>(std::min<std::int64_t>(tokens, end - row));
+                const auto first = static_cast<std::int32_t>(first_visible(call, position) / call.keys_per_split);
+                const auto last = static_cast<std::int32_t>((position + num_tokens - 1) / call.keys_per_split) + 1;
+                units.push_back({{kv_head, head, num_heads, 1, nullptr, first, last},
+                                 {request, num_tokens, row, position, nullptr}});
             }
         }
     }
+    return units;
+}
 
-    void add_task(AttentionTask task) {
-        task.first_split = static_cast<std::int32_t>(first_visible(call_, task.position) / kKeysPerSplit);
-        task.last_split = static_cast<std::int32_t>((task.position + task.num_tokens - 1) / kKeysPerSplit) + 1;
-        tasks.push_back(task);
+// Work that is divided into splits: which units' sums are put together afterwards, and the tasks.
+struct SplitWork {
+    std::vector<Unit*> units;
+    std::vector<RowRun> runs;  // of the tasks, which point here
+    std::vector<AttentionTask> tasks;
+};
+
+// One split of a unit. Those with equal blocks and heads come together where they are sorted.
+struct Piece {
+    const Unit* unit;
+    std::int32_t split;
+    const std::int32_t* blocks;  // of the split, or null where the unit does not see all of it
+};
+
+class Splitter {
+public:
+    Splitter(const AttentionCall& call, std::vector<float>& partials) : call_(call), partials_(partials) {}
+
+    SplitWork divide(std::vector<Unit*> units) {
+        place_partials(units);
+        std::vector<Piece> pieces;
+        for (Unit* unit : units) {
+            for (std::int32_t split = unit->task.first_split; split < unit->task.last_split; ++split) {
+                pieces.push_back({unit, split, whole_blocks(*unit, split)});
+            }
+        }
+        std::ranges::stable_sort(pieces, [&](const Piece& a, const Piece& b) { return compare(a, b) < 0; });
+        SplitWork work{std::move(units), {}, {}};
+        work.runs.reserve(pieces.size());  // pointers into it stay
+        for (std::size_t i = 0; i < pieces.size(); ++i) {
+            const bool joins = i && compare(pieces[i - 1], pieces[i]) == 0 && pieces[i].blocks;
+            add(work, pieces[i], joins);
+        }
+        return work;
+    }
+
+private:
+    // A unit's sums lie split by split, from its run's `partial` on.
+    void place_partials(const std::vector<Unit*>& units) {
+        std::size_t size = 0;
+        for (const Unit* unit : units) size += unit_floats(*unit) * unit->num_splits();
+        if (partials_.size() < size) partials_.resize(size);
+        float* next = partials_.data();
+        for (Unit* unit : units) {
+            unit->run.partial = next;
+            next += unit_floats(*unit) * unit->num_splits();
+        }
+    }
+
+    std::size_t unit_floats(const Unit& unit) const { return unit.num_rows() * partial_floats(call_.head_size); }
+
+    int num_blocks() const { return call_.keys_per_split / call_.cache.block_size; }
+
+    const std::int32_t* whole_blocks(const Unit& unit, std::int32_t split) const {
+        const bool sees_all = unit.run.position >= std::int64_t{split + 1} * call_.keys_per_split - 1;
+        if (!sees_all || call_.keys_per_split % call_.cache.block_size) return nullptr;
+        return call_.block_table + unit.run.request * call_.table_stride + std::ptrdiff_t{split} * num_blocks();
+    }
+
+    int compare(const Piece& a, const Piece& b) const {
+        if (a.unit->task.first_head != b.unit->task.first_head) return a.unit->task.first_head - b.unit->task.first_head;
+        if (a.split != b.split) return a.split - b.split;
+        if (!a.blocks || !b.blocks) return (a.blocks ? 1 : 0) - (b.blocks ? 1 : 0);
+        return a.blocks == b.blocks ? 0 : std::memcmp(a.blocks, b.blocks, num_blocks() * sizeof(std::int32_t));
+    }
+
+    void add(SplitWork& work, const Piece& piece, bool joins) const {
+        RowRun run = piece.unit->run;
+        run.partial += unit_floats(*piece.unit) * (piece.split - piece.unit->task.first_split);
+        work.runs.push_back(run);
+        if (joins && fits(work.tasks.back(), run)) {
+            ++work.tasks.back().num_runs;
+            return;
+        }
+        AttentionTask task = piece.unit->task;
+        task.runs = &work.runs.back();
+        task.first_split = piece.split;
+        task.last_split = piece.split + 1;
+        work.tasks.push_back(task);
+    }
+
+    bool fits(const AttentionTask& task, const RowRun& run) const {
+        int tokens = run.num_tokens;
+        for (int i = 0; i < task.num_runs; ++i) tokens += task.runs[i].num_tokens;
+        return tokens * task.num_heads <= rows_per_task(call_.head_size);
     }
 
     const AttentionCall& call_;
+    std::vector<float>& partials_;
 };
 
-bool may_split(const AttentionTask& task) {
-    return task.last_split - task.first_split > 1 && task.num_tokens * task.num_heads <= kRowsPerSplitTask;
-}
-
-std::size_t partials_size(const AttentionCall& call, const AttentionTask& task) {
-    const std::size_t rows = static_cast<std::size_t>(task.num_tokens) * task.num_heads;
-    return rows * partial_floats(call.head_size);
-}
-
-// One task per split of those that may be split; `partials` gets their sums, in order.
-std::vector<AttentionTask> split_tasks(const AttentionCall& call, const std::vector<AttentionTask>& whole,
-                                       std::vector<float>& partials) {
-    std::size_t size = 0;
-    for (const AttentionTask& task : whole) {
-        if (may_split(task)) size += partials_size(call, task) * (task.last_split - task.first_split);
+// Whether requests of few rows begin with the same block, as those with a common prefix do.
+bool share_a_prefix(const AttentionCall& call, const std::vector<Unit>& units) {
+    std::vector<std::int32_t> first_blocks;
+    for (const Unit& unit : units) {
+        if (unit.task.first_head) break;
+        if (unit.may_split()) first_blocks.push_back(call.block_table[unit.run.request * call.table_stride]);
     }
-    partials.resize(size);
-    float* next = partials.data();
-    std::vector<AttentionTask> pieces;
-    for (AttentionTask task : whole) {
-        if (!may_split(task)) {
-            pieces.push_back(task);
-            continue;
-        }
-        for (const std::int32_t end = task.last_split; task.first_split < end; ++task.first_split) {
-            task.last_split = task.first_split + 1;
-            task.partial = next;
-            next += partials_size(call, task);
-            pieces.push_back(task);
-        }
-    }
-    return pieces;
+    std::ranges::sort(first_blocks);
+    return std::ranges::adjacent_find(first_blocks) != first_blocks.end();
 }
 
 void clear_padding(const AttentionCall& call, const AttentionStep& step, bool is_bfloat16) {
@@ -115,35 +195,54 @@ void clear_padding(const AttentionCall& call, const AttentionStep& step, bool is
     std::memset(static_cast<char*>(call.out) + used * row_bytes, 0, (step.num_rows - used) * row_bytes);
 }
 
-void attend_in_splits(ThreadPool& pool, const AttentionCall& call, const std::vector<AttentionTask>& whole,
-                      AttentionKernel attend, AttentionMerge merge) {
+// The longest first, so that no thread begins one when the others are done.
+void sort_by_cost(const AttentionCall& call, std::vector<AttentionTask>& tasks) {
+    std::ranges::stable_sort(tasks, [&](const auto& a, const auto& b) { return cost(call, a) > cost(call, b); });
+}
+
+void attend_in_splits(ThreadPool& pool, const AttentionCall& call, std::vector<Unit>& units, AttentionKernel attend,
+                      AttentionMerge merge) {
     split_counter.add();
-    thread_local std::vector<float> memory;
-    std::vector<float>& partials = memory;  // of the calling thread, in the tasks too
-    const std::vector<AttentionTask> pieces = split_tasks(call, whole, partials);
-    pool.run(pieces.size(), [&](std::size_t i, int) { attend(call, pieces[i], thread_scratch(call.head_size)); });
-    const float* sums = partials.data();
-    for (const AttentionTask& task : whole) {
-        if (!may_split(task)) continue;
-        merge(call, task, sums, thread_scratch(call.head_size));
-        sums += partials_size(call, task) * (task.last_split - task.first_split);
+    thread_local std::vector<float> partials;
+    std::vector<Unit*> divided;
+    std::vector<AttentionTask> whole;
+    for (Unit& unit : units) {
+        if (unit.may_split()) {
+            divided.push_back(&unit);
+        } else {
+            whole.push_back(unit.task);
+        }
     }
+    SplitWork work = Splitter(call, partials).divide(std::move(divided));
+    if (work.tasks.size() < work.runs.size()) shared_counter.add();
+    work.tasks.insert(work.tasks.end(), whole.begin(), whole.end());
+    sort_by_cost(call, work.tasks);
+    pool.run(work.tasks.size(), [&](std::size_t i, int) { attend(call, work.tasks[i], thread_scratch(call.head_size)); });
+    pool.run(work.units.size(), [&](std::size_t i, int) {
+        merge(call, work.units[i]->task, thread_scratch(call.head_size));
+    });
 }
 
 }  // namespace
 
-void paged_attention(ThreadPool& pool, const AttentionCall& call, const AttentionStep& step, bool query_is_bfloat16,
-                     bool cache_is_bfloat16) {
+void testing_split_by_batch(bool wrong) { splits_by_batch = wrong; }
+
+void paged_attention(ThreadPool& pool, AttentionCall call, const AttentionStep& step, bool query_is_bfloat16) {
+    call.keys_per_split = keys_per_split(step);
     const AttentionKernels& kernels = kKernels.active();
-    const AttentionKernel attend = kernels.attend[query_is_bfloat16][cache_is_bfloat16];
+    const AttentionKernel attend = kernels.attend[query_is_bfloat16][static_cast<std::size_t>(call.cache.type)];
     clear_padding(call, step, query_is_bfloat16);
-    const std::vector<AttentionTask> tasks = TaskList(call, step).tasks;
-    if (tasks.empty()) return;
+    std::vector<Unit> units = make_units(call, step);
+    if (units.empty()) return;
     attention_counter.add();
-    const std::size_t enough = kTasksPerThread * pool.num_threads();
-    if (pool.num_threads() > 1 && tasks.size() < enough && std::ranges::any_of(tasks, may_split)) {
-        return attend_in_splits(pool, call, tasks, attend, kernels.merge[query_is_bfloat16]);
+    for (Unit& unit : units) unit.task.runs = &unit.run;
+    const bool has_few = pool.num_threads() > 1 && units.size() < kTasksPerThread * pool.num_threads();
+    if ((has_few && std::ranges::any_of(units, &Unit::may_split)) || share_a_prefix(call, units)) {
+        return attend_in_splits(pool, call, units, attend, kernels.merge[query_is_bfloat16]);
     }
+    std::vector<AttentionTask> tasks;
+    for (const Unit& unit : units) tasks.push_back(unit.task);
+    sort_by_cost(call, tasks);
     pool.run(tasks.size(), [&](std::size_t i, int) { attend(call, tasks[i], thread_scratch(call.head_size)); });
 }
 

@@ -15,7 +15,10 @@ struct AttentionStep {
     std::int64_t num_requests, num_rows;  // rows beyond the last request's are padding and become zero
 };
 
-void paged_attention(ThreadPool& pool, const AttentionCall& call, const AttentionStep& step, bool query_is_bfloat16,
-                     bool cache_is_bfloat16);
+// `call` needs no keys_per_split.
+void paged_attention(ThreadPool& pool, AttentionCall call, const AttentionStep& step, bool query_is_bfloat16);
+
+// For the test that a test of batch invariance can fail: makes where splits lie depend on the batch.
+void testing_split_by_batch(bool wrong);
 
 }  // namespace octavo

@@ -51,6 +51,7 @@ NB_MODULE(_native, m) {
           "Write the numbers of `blocks` (GGUF format by name, uint8) into `out` (float32 or bfloat16, any framework's).\n"
           "Both are contiguous. Raises ValueError where they do not fit.");
     octavo::bind_runtime(m);
+    octavo::bind_kv_cache(m);
     octavo::bind_graph(m);
     octavo::bind_attention(m);
     octavo::bind_elementwise(m);

@@ -51,12 +51,11 @@ void gated_activation(ThreadPool& pool, const ActivationCall& call, std::size_t 
     over_rows(pool, num_rows, 4 * call.width, [&](Rows rows) { kernel(call, rows); });
 }
 
-void rope_write(ThreadPool& pool, const RopeWriteCall& call, std::size_t num_rows, bool is_bfloat16,
-                bool cache_is_bfloat16) {
+void rope_write(ThreadPool& pool, const RopeWriteCall& call, std::size_t num_rows, bool is_bfloat16) {
     check_below("position", call.positions, num_rows, 0, call.num_positions);
-    check_below("slot", call.slots, num_rows, -1, call.num_slots);
+    check_below("slot", call.slots, num_rows, -1, call.cache.num_blocks * call.cache.block_size);
     rope_counter.add();
-    const auto kernel = kKernels.active().rope_write[is_bfloat16][cache_is_bfloat16];
+    const auto kernel = kKernels.active().rope_write[is_bfloat16][static_cast<std::size_t>(call.cache.type)];
     const std::size_t heads = static_cast<std::size_t>(call.num_heads) + 2 * call.num_kv_heads;
     over_rows(pool, num_rows, heads * call.head_size, [&](Rows rows) { kernel(call, rows); });
 }

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from octavo.words.inputs import TextPrompt as TextPrompt
     from octavo.words.inputs import TokensPrompt as TokensPrompt
     from octavo.words.outputs import CompletionOutput as CompletionOutput
+    from octavo.words.outputs import PoolingRequestOutput as PoolingRequestOutput
     from octavo.words.outputs import RequestOutput as RequestOutput
+    from octavo.words.pooling_params import PoolingParams as PoolingParams
     from octavo.words.sampling_params import SamplingParams as SamplingParams
     from octavo.words.structured_outputs import StructuredOutputParams as StructuredOutputParams
 
@@ -31,13 +33,16 @@ _HOMES = {
     "LLM": "octavo.frontend.llm",
     "LLMEngine": "octavo.frontend.llm_engine",
     "RequestOutput": "octavo.words.outputs",
+    "PoolingParams": "octavo.words.pooling_params",
+    "PoolingRequestOutput": "octavo.words.outputs",
     "SamplingParams": "octavo.words.sampling_params",
     "StructuredOutputParams": "octavo.words.structured_outputs",
     "TextPrompt": "octavo.words.inputs",
     "TokensPrompt": "octavo.words.inputs",
 }
 
-__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "EngineArgs", "EngineConfig", "LLMEngine", "RequestOutput",
+__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "EngineArgs", "EngineConfig", "LLMEngine", "PoolingParams",
+           "PoolingRequestOutput", "RequestOutput",
            "SamplingParams", "StructuredOutputParams", "TextPrompt", "TokensPrompt", "__version__"]  # fmt: skip
 
 

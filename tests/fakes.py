@@ -11,7 +11,8 @@ from octavo.control.kv.manager import KVCacheManager
 from octavo.control.kv.planning import plan_kv_cache
 from octavo.control.request import Request
 from octavo.control.scheduler.gates import Gate
-from octavo.control.scheduler.scheduler import Scheduler, SchedulerLimits
+from octavo.control.scheduler.limits import SchedulerLimits
+from octavo.control.scheduler.scheduler import Scheduler
 from octavo.executor.simulated import SimulatedExecutor, TokenFunction
 from octavo.words.kv_cache_spec import AnyKVCacheSpec, FullAttentionSpec, KVCacheConfig, SlidingWindowSpec
 from octavo.words.messages import (

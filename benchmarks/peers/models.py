@@ -11,9 +11,10 @@ from environments import Environments, SetupFailed
 
 TO_SAFETENSORS = """
 import sys, torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 source, name, target = sys.argv[1:]
-AutoModelForCausalLM.from_pretrained(source, gguf_file=name, dtype=torch.bfloat16).save_pretrained(target)
+options = {"gguf_file": name, "dtype": torch.bfloat16, "quantization_config": GgufConfig(dequantize=True)}
+AutoModelForCausalLM.from_pretrained(source, **options).save_pretrained(target)
 AutoTokenizer.from_pretrained(source, gguf_file=name).save_pretrained(target)
 """
 

@@ -15,13 +15,6 @@ struct AttentionLayer {
     std::int64_t window, chunk;
 };
 
-struct CacheView {
-    std::uintptr_t data;
-    std::ptrdiff_t half_stride, block_stride;
-    int block_size;
-    bool is_bfloat16;
-};
-
 struct StepView {
     std::uintptr_t query_start_loc, seq_lens, block_table;
     std::ptrdiff_t table_stride;
@@ -32,40 +25,36 @@ T* address(std::uintptr_t number) {
     return reinterpret_cast<T*>(number);
 }
 
-Launch attend(const AttentionLayer& layer, const StepView& step, const CacheView& cache, std::uintptr_t query,
+Launch attend(const AttentionLayer& layer, const StepView& step, const KvCache& cache, std::uintptr_t query,
               std::uintptr_t out, bool is_bfloat16, std::uintptr_t sinks) {
     const AttentionCall call{.query = address<const void>(query),
                              .out = address<void>(out),
-                             .cache = address<const void>(cache.data),
-                             .half_stride = cache.half_stride,
-                             .block_stride = cache.block_stride,
+                             .cache = cache,
                              .block_table = address<const std::int32_t>(step.block_table),
                              .table_stride = step.table_stride,
                              .sinks = address<const float>(sinks),
-                             .block_size = cache.block_size,
                              .num_heads = layer.num_heads,
                              .num_kv_heads = layer.num_kv_heads,
                              .head_size = layer.head_size,
                              .scale = layer.scale,
                              .softcap = layer.softcap,
                              .window = layer.window,
-                             .chunk = layer.chunk};
-    const bool cache_is_bfloat16 = cache.is_bfloat16;
+                             .chunk = layer.chunk,
+                             .keys_per_split = 0};
     return {"paged_attention", [=](ThreadPool& pool, StepSizes sizes) {
                 const AttentionStep rows{.query_start_loc = address<const std::int32_t>(step.query_start_loc),
                                          .seq_lens = address<const std::int32_t>(step.seq_lens),
                                          .num_requests = static_cast<std::int64_t>(sizes.num_requests),
                                          .num_rows = static_cast<std::int64_t>(sizes.num_rows)};
-                paged_attention(pool, call, rows, is_bfloat16, cache_is_bfloat16);
+                paged_attention(pool, call, rows, is_bfloat16);
             }};
 }
 
 }  // namespace
 
 void bind_attention(nb::module_& m) {
-    nb::class_<CacheView>(m, "CacheView", "Where one layer's keys and values lie; strides in elements.")
-        .def(nb::init<std::uintptr_t, std::ptrdiff_t, std::ptrdiff_t, int, bool>(), nb::arg("data"),
-             nb::arg("half_stride"), nb::arg("block_stride"), nb::arg("block_size"), nb::arg("is_bfloat16"));
+    m.def("testing_split_by_batch", &testing_split_by_batch, nb::arg("wrong"),
+          "For tests only: makes sums of attention depend on the batch, which tests of batch invariance must notice.");
     nb::class_<StepView>(m, "StepView", "Who a step's rows are: int32 arrays, which must outlive it.")
         .def(nb::init<std::uintptr_t, std::uintptr_t, std::uintptr_t, std::ptrdiff_t>(), nb::arg("query_start_loc"),
              nb::arg("seq_lens"), nb::arg("block_table"), nb::arg("table_stride"));

@@ -8,6 +8,7 @@ namespace octavo {
 
 void bind_runtime(nanobind::module_& m);
 void bind_attention(nanobind::module_& m);
+void bind_kv_cache(nanobind::module_& m);
 void bind_elementwise(nanobind::module_& m);
 void bind_graph(nanobind::module_& m);
 void bind_linear(nanobind::module_& m);

@@ -77,15 +77,7 @@ struct RopeWriteLayer {
         call.num_positions = num_positions;
     }
 
-    void set_cache(Address data, std::ptrdiff_t half_stride, std::ptrdiff_t block_stride, std::int64_t num_blocks,
-                   int block_size, bool is_bfloat16) {
-        call.cache = address(data);
-        call.half_stride = half_stride;
-        call.block_stride = block_stride;
-        call.block_size = block_size;
-        call.num_slots = num_blocks * block_size;
-        cache_is_bfloat16 = is_bfloat16;
-    }
+    void set_cache(const KvCache& cache) { call.cache = cache; }
 
     Launch launch(Address projected, Address positions, Address slots, Address query, bool is_bfloat16) const {
         RopeWriteCall rows = call;
@@ -93,13 +85,12 @@ struct RopeWriteLayer {
         rows.positions = address<const std::int64_t>(positions);
         rows.slots = address<const std::int64_t>(slots);
         rows.query = address(query);
-        return {"rope_write", [rows, is_bfloat16, cache_is_bfloat16 = cache_is_bfloat16](ThreadPool& pool, StepSizes sizes) {
-                    rope_write(pool, rows, sizes.num_rows, is_bfloat16, cache_is_bfloat16);
+        return {"rope_write", [rows, is_bfloat16](ThreadPool& pool, StepSizes sizes) {
+                    rope_write(pool, rows, sizes.num_rows, is_bfloat16);
                 }};
     }
 
     RopeWriteCall call{};
-    bool cache_is_bfloat16 = false;
 };
 
 }  // namespace
@@ -125,8 +116,7 @@ void bind_elementwise(nb::module_& m) {
         .def("set_norm", &RopeWriteLayer::set_norm, nb::arg("q_weight"), nb::arg("k_weight"), nb::arg("eps"),
              nb::arg("weight_offset"))
         .def("set_table", &RopeWriteLayer::set_table, nb::arg("cos_sin"), nb::arg("num_positions"))
-        .def("set_cache", &RopeWriteLayer::set_cache, nb::arg("data"), nb::arg("half_stride"), nb::arg("block_stride"),
-             nb::arg("num_blocks"), nb::arg("block_size"), nb::arg("is_bfloat16"))
+        .def("set_cache", &RopeWriteLayer::set_cache, nb::arg("cache"))
         .def("launch", &RopeWriteLayer::launch, nb::arg("projected"), nb::arg("positions"), nb::arg("slots"),
              nb::arg("query"), nb::arg("is_bfloat16"));
 }

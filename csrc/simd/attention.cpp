@@ -2,56 +2,91 @@
 //
 // What one row of one head computes depends on its own query, position and keys alone: every score is one chain of
 // fused multiply-adds over the head's entries, every output entry one chain over the keys of a split in ascending order,
-// and the row's own first and last visible key, never those of its neighbours, bound what is read.
+// and the row's own first and last visible key, never those of its neighbours, bound what is summed.
 #include "simd/attention.h"
 
-#include "simd/lanes.h"
+#include "simd/kv_strips.h"
 #include "simd/math.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
 
-constexpr int kStrip = 2 * kLanes;  // keys that lie side by side in packed keys
-constexpr int kRowsPerBlock = 6;    // with two lanes each, they fill the registers
+constexpr int kStripsPerTile = kKeysPerTile / kKeysPerStrip;
+#if OCTAVO_ISA_generic
+constexpr int kRowsPerBlock = 2;
+#else
+constexpr int kRowsPerBlock = 6;
+#endif
+// Vectors of sums that fit into the registers, beside what they are made from.
+constexpr int kSumVectors = kLanes == 16 ? 24 : 12;
+// Head sizes are multiples of 8, so that wider vectors may find less at a head's end.
+constexpr bool kHasTails = kLanes > 8;
+constexpr int kMaxRows = rows_per_task(0);
 constexpr float kInfinity = __builtin_inff();
+constexpr float kLog2E = 1.44269504088896341f;
+
+// How many strips or columns of `width` vectors each of `rows` rows takes at once, for enough chains: 1, 2 or 4.
+constexpr int wide(int rows, int width) {
+    const int fit = kSumVectors / (rows * width);
+    return fit >= 4 ? 4 : fit >= 2 ? 2 : 1;
+}
+
+// Keys of a tile by their place in it; none if first >= last.
+struct KeyRange {
+    int first, last;
+    bool is_empty() const { return first >= last; }
+};
 
 // What was summed up for each row: the largest score, the weights, and the weighted values [rows, head_size].
 struct Sums {
     float *largest, *weight, *value;
 };
 
+struct Row {
+    std::int64_t token, position;
+    int head;
+};
+
 struct Work {
     Work(const AttentionCall& call, const AttentionTask& task, float* scratch)
-        : call(call), task(task), head_size(call.head_size), num_rows(task.num_tokens * task.num_heads) {
+        : call(call), task(task), head_size(call.head_size) {
+        for (const RowRun* run = task.runs; run < task.runs + task.num_runs; ++run) add_rows(*run);
         const auto take = [&scratch](std::size_t count) {
             float* taken = scratch;
             scratch += count;
             return taken;
         };
-        const std::size_t matrix = static_cast<std::size_t>(kRowsPerTask) * head_size;
+        const std::size_t matrix = static_cast<std::size_t>(rows_per_task(head_size)) * head_size;
         query = take(matrix);
-        keys = take(matrix);
-        values = take(matrix);
-        split = {take(kRowsPerTask + kLanes), take(kRowsPerTask + kLanes), take(matrix)};
-        total = {take(kRowsPerTask + kLanes), take(kRowsPerTask + kLanes), take(matrix)};
+        split = {take(kMaxRows + kLanes), take(kMaxRows + kLanes), take(matrix)};
+        total = {take(kMaxRows + kLanes), take(kMaxRows + kLanes), take(matrix)};
+        keys = take(kKeysPerTile * head_size);
+        values = take(kKeysPerTile * head_size);
         weights = take(kRowsPerBlock * kKeysPerTile);
-        nothing = take(head_size);
-        for (int i = 0; i < head_size; ++i) nothing[i] = 0.0f;
+    }
+
+    void add_rows(const RowRun& run) {
+        for (int token = 0; token < run.num_tokens; ++token) {
+            for (int head = 0; head < task.num_heads; ++head) {
+                rows[num_rows++] = {run.row + token, run.position + token, task.first_head + head};
+            }
+        }
     }
 
     const AttentionCall& call;
     const AttentionTask& task;
-    const int head_size, num_rows;
-    float* query;    // [num_rows, head_size], scaled
-    float* keys;     // [strip, head_size, kStrip]
-    float* values;   // [kKeysPerTile, head_size]
-    float* weights;  // [kRowsPerBlock, kKeysPerTile], scores at first
-    float* nothing;  // [head_size] zeros
+    const int head_size;
+    int num_rows = 0;
+    Row rows[kMaxRows];
+    KeyRange ranges[kMaxRows];  // visible keys of the tile
+    float* query;               // [num_rows, head_size], scaled
+    float *keys, *values;       // a tile's strips as float32
+    float* weights;             // [kRowsPerBlock, kKeysPerTile], scores at first
     Sums split, total;
 };
-static_assert(kRowsPerTask == kKeysPerTile, "one size of matrix serves rows and keys");
 
-OCTAVO_INLINE std::int64_t lower(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
+OCTAVO_INLINE int lower(int a, int b) { return a < b ? a : b; }
+OCTAVO_INLINE int higher(int a, int b) { return a > b ? a : b; }
 
 OCTAVO_INLINE std::int64_t first_visible(const AttentionCall& call, std::int64_t position) {
     if (call.window) return position < call.window ? 0 : position - call.window + 1;
@@ -59,111 +94,174 @@ OCTAVO_INLINE std::int64_t first_visible(const AttentionCall& call, std::int64_t
     return 0;
 }
 
-// Keys of a tile by their place in it; none if first >= last.
-struct KeyRange {
-    int first, last;
-    bool operator==(const KeyRange& other) const { return first == other.first && last == other.last; }
-};
-
-OCTAVO_INLINE KeyRange clip(std::int64_t first, std::int64_t last, std::int64_t tile) {
+OCTAVO_INLINE KeyRange visible(const AttentionCall& call, std::int64_t position, std::int64_t tile) {
     const auto place = [tile](std::int64_t key) {
-        return static_cast<int>(key < tile ? 0 : lower(key - tile, kKeysPerTile));
+        return static_cast<int>(key <= tile ? 0 : key - tile >= kKeysPerTile ? kKeysPerTile : key - tile);
     };
-    return {place(first), place(last)};
+    return {place(first_visible(call, position)), place(position + 1)};
 }
 
-OCTAVO_INLINE KeyRange visible(const Work& work, int token, std::int64_t tile) {
-    const std::int64_t position = work.task.position + token;
-    return clip(first_visible(work.call, position), position + 1, tile);
+// 2^x for x <= 0: 0 below -126, where numbers are no longer normal; NaN stays NaN. A relative error of 1e-7.
+OCTAVO_INLINE Lanes power_of_two(Lanes x) {
+    const Lanes low = broadcast(-126.0f), shift = broadcast(12582912.0f);
+    const Lanes clamped = larger(low, x);
+    const Lanes shifted = clamped + shift;
+    const Lanes rest = clamped - (shifted - shift);
+    Lanes p = fma(broadcast(1.326472731307149e-3f), rest, broadcast(9.671512991189957e-3f));
+    p = fma(p, rest, broadcast(5.550733581185341e-2f));
+    p = fma(p, rest, broadcast(2.4022242426872253e-1f));
+    p = fma(p, rest, broadcast(6.931470036506653e-1f));
+    p = fma(p, rest, broadcast(1.0f));
+    return select_less(x, low, zero_lanes(), scale_by_power(p, shifted));
 }
 
-// ---- Filling the scratch memory ----
+OCTAVO_INLINE float power_of_two(float x) {
+    float out[kLanes];
+    store(out, power_of_two(broadcast(x)));
+    return out[0];
+}
 
+// Calls step(d, count) for the lanes of a row of head_size entries; the last may be fewer than kLanes.
+template <class Step>
+OCTAVO_INLINE void for_entries_of_head(int head_size, Step step) {
+    int d = 0;
+    for (; d + kLanes <= head_size; d += kLanes) step(d, kLanes);
+    if (kHasTails && d < head_size) step(d, head_size - d);
+}
+template <class T>
+OCTAVO_INLINE Lanes load_some(const T* p, int count) {
+    return !kHasTails || count == kLanes ? load(p) : load_first(p, count);
+}
+template <class T>
+OCTAVO_INLINE void store_some(T* p, Lanes a, int count) {
+    if (!kHasTails || count == kLanes) return store(p, a);
+    store_first(p, a, count);
+}
+
+// ---- Queries and tiles ----
+
+// Scores are in units of log 2, so that weights are powers of two; a softcap wants them as they are.
 template <class Query>
 void load_query(Work& work) {
     const AttentionCall& call = work.call;
-    const std::size_t width = static_cast<std::size_t>(call.num_heads) * work.head_size;
-    const Query* first = static_cast<const Query*>(call.query) + work.task.row * width +
-                         static_cast<std::size_t>(work.task.first_head) * work.head_size;
-    const int heads_width = work.task.num_heads * work.head_size;
-    const Lanes scale = broadcast(call.scale);
-    for (int token = 0; token < work.task.num_tokens; ++token) {
-        const Query* from = first + token * width;
-        float* to = work.query + token * heads_width;
-        for (int i = 0; i < heads_width; i += kLanes) store(to + i, load(from + i) * scale);
+    const Lanes scale = broadcast(call.softcap != 0.0f ? call.scale : call.scale * kLog2E);
+    for (int r = 0; r < work.num_rows; ++r) {
+        const Row& row = work.rows[r];
+        const Query* from = static_cast<const Query*>(call.query) + (row.token * call.num_heads + row.head) * work.head_size;
+        float* to = work.query + r * work.head_size;
+        for_entries_of_head(work.head_size, [&](int d, int count) {
+            store_some(to + d, load_some(from + d, count) * scale, count);
+        });
     }
 }
 
-// Where the keys of a tile lie; those out of sight are zeros.
+// A tile where it lies. Strips of the next are read ahead: their blocks are scattered, and the hardware does not foresee
+// them.
 template <class Cache>
-struct KeyRows {
-    KeyRange range;
-    const Cache* at[kKeysPerTile];
+struct Tile {
+    Strip<Cache> strips[kStripsPerTile], next[kStripsPerTile];
 };
 
 template <class Cache>
-void find_keys(const Work& work, std::int64_t tile, KeyRows<Cache>& rows) {
+void find_strips(const Work& work, std::int64_t tile, std::int64_t end, Strip<Cache> (&strips)[kStripsPerTile]) {
     const AttentionCall& call = work.call;
-    const AttentionTask& task = work.task;
-    rows.range = clip(first_visible(call, task.position), task.position + task.num_tokens, tile);
-    const std::int32_t* blocks = call.block_table + task.request * call.table_stride;
-    const std::ptrdiff_t token_stride = static_cast<std::ptrdiff_t>(call.num_kv_heads) * call.head_size;
-    const Cache* head = static_cast<const Cache*>(call.cache) + task.kv_head * call.head_size;
-    const int start = static_cast<int>(tile) + rows.range.first;
-    int block = start / call.block_size, offset = start % call.block_size;
-    for (int i = 0; i < kKeysPerTile; ++i) rows.at[i] = reinterpret_cast<const Cache*>(work.nothing);
-    for (int i = rows.range.first; i < rows.range.last; ++i) {
-        rows.at[i] = head + blocks[block] * call.block_stride + offset * token_stride;
-        if (++offset == call.block_size) ++block, offset = 0;
-    }
-}
-
-// Asks for a row of the next tile: its pages are scattered, and the hardware does not foresee them.
-template <class Cache>
-OCTAVO_INLINE void prefetch(const Cache* row, int head_size) {
-    constexpr int kLine = 64 / sizeof(Cache);
-    for (int d = 0; d < head_size; d += kLine) __builtin_prefetch(row + d, 0, 2);
-}
-
-// Packs the tile's keys [first, last), multiples of kLanes; `strips` is where that of the first one goes.
-template <class Cache>
-OCTAVO_INLINE void pack_keys(const KeyRows<Cache>& rows, const KeyRows<Cache>& next, int first, int last, int head_size,
-                             float* strips) {
-    for (int key = first; key < last; key += kLanes) {
-        for (int i = 0; i < kLanes; ++i) prefetch(next.at[key + i], head_size);
-        float* to = strips + (key / kStrip - first / kStrip) * kStrip * head_size + key % kStrip;
-        for (int d = 0; d < head_size; d += kLanes) {
-            Lanes square[kLanes];
-            for (int i = 0; i < kLanes; ++i) square[i] = load(rows.at[key + i] + d);
-            transpose(square);
-            for (int i = 0; i < kLanes; ++i) store(to + (d + i) * kStrip, square[i]);
+    const std::int32_t* blocks = call.block_table + work.task.runs[0].request * call.table_stride;
+    for (int i = 0; i < kStripsPerTile; ++i) {
+        const std::int64_t key = tile + i * kKeysPerStrip;
+        if (key >= end) {
+            strips[i] = strips[i ? i - 1 : 0];  // never summed
+            continue;
         }
+        const auto offset = static_cast<int>(key % call.cache.block_size);
+        strips[i] = strip_of<Cache>(call.cache, blocks[key / call.cache.block_size], work.task.kv_head, offset);
     }
 }
 
+template <int kAt>
+struct Place {
+    static constexpr int value = kAt;
+};
+
+// Calls use(place) for each place of a word, as a constant.
+template <class Cache, class Use>
+OCTAVO_INLINE void for_places(Use use) {
+    use(Place<0>{});
+    if constexpr (kPack<Cache> > 1) use(Place<1>{});
+    if constexpr (kPack<Cache> > 2) use(Place<2>{}), use(Place<3>{});
+}
+
+// As word_entries, of the first `count` words; the others are zeros.
+template <int kAt, class Cache>
+OCTAVO_INLINE Lanes some_entries(const Cache* words, int count) {
+    if (!kHasTails || count == kLanes) return word_entries<kAt>(words);
+    Cache padded[kLanes * kPack<Cache>] = {};
+    for (int i = 0; i < count * kPack<Cache>; ++i) padded[i] = words[i];
+    return word_entries<kAt>(padded);
+}
+
+// The tile as float32, for many rows to read.
 template <class Cache>
-OCTAVO_INLINE void copy_values(Work& work, const KeyRows<Cache>& rows, const KeyRows<Cache>& next) {
-    for (int key = rows.range.first; key < rows.range.last; ++key) {
-        if (key < next.range.last) prefetch(next.at[key] + work.call.half_stride, work.head_size);
-        const Cache* from = rows.at[key] + work.call.half_stride;
-        float* to = work.values + key * work.head_size;
-        for (int d = 0; d < work.head_size; d += kLanes) store(to + d, load(from + d));
+void widen(const Work& work, const Tile<Cache>& tile, int num_strips) {
+    constexpr int p = kPack<Cache>;
+    for (int s = 0; s < num_strips; ++s) {
+        const Strip<Cache>& strip = tile.strips[s];
+        float* keys = work.keys + s * kKeysPerStrip * work.head_size;
+        float* values = work.values + s * kKeysPerStrip * work.head_size;
+        for_places<Cache>([&](auto place) {
+            constexpr int at = decltype(place)::value;
+            for (int d = 0; d < work.head_size; d += p) {
+                for (int lane = 0; lane < kKeysPerStrip; lane += kLanes) {
+                    store(keys + (d + at) * kKeysPerStrip + lane,
+                          word_entries<at>(strip.keys() + (d / p * kKeysPerStrip + lane) * p));
+                }
+            }
+            for (int token = 0; token < kKeysPerStrip; token += p) {
+                for (int d = 0; d < work.head_size; d += kLanes) {
+                    const int count = lower(kLanes, work.head_size - d);
+                    const Cache* words = strip.values() + (token / p * work.head_size + d) * p;
+                    store_some(values + (token + at) * work.head_size + d, some_entries<at>(words, count), count);
+                }
+            }
+        });
     }
 }
 
-template <class Cache>
-void load_tile(Work& work, const KeyRows<Cache>& rows, const KeyRows<Cache>& next) {
-    const int first = rows.range.first / kStrip * kStrip;
-    const int last = (rows.range.last + kLanes - 1) / kLanes * kLanes;
-    pack_keys(rows, next, first, last, work.head_size, work.keys + first * work.head_size);
-    copy_values(work, rows, next);
+// What a block of rows reads: words of keys and values by strip, and with kAhead those to read ahead.
+template <class Cache, bool kAhead>
+struct TileView {
+    const Cache *keys[kStripsPerTile], *values[kStripsPerTile], *next_keys[kStripsPerTile], *next_values[kStripsPerTile];
+    const float *key_scales[kStripsPerTile], *value_scales[kStripsPerTile];  // of int8, else null
+};
+
+template <bool kAhead, class Cache>
+TileView<Cache, kAhead> view_in_place(const Tile<Cache>& tile) {
+    TileView<Cache, kAhead> view;
+    for (int s = 0; s < kStripsPerTile; ++s) {
+        view.keys[s] = tile.strips[s].keys(), view.values[s] = tile.strips[s].values();
+        view.next_keys[s] = tile.next[s].keys(), view.next_values[s] = tile.next[s].values();
+        view.key_scales[s] = kHasScales<Cache> ? tile.strips[s].key_scales() : nullptr;
+        view.value_scales[s] = kHasScales<Cache> ? tile.strips[s].value_scales() : nullptr;
+    }
+    return view;
 }
 
-// ---- A block of rows that see the same keys of a tile ----
+template <class Cache>
+TileView<float, false> view_widened(const Work& work, const Tile<Cache>& tile) {
+    TileView<float, false> view;
+    for (int s = 0; s < kStripsPerTile; ++s) {
+        view.keys[s] = view.next_keys[s] = work.keys + s * kKeysPerStrip * work.head_size;
+        view.values[s] = view.next_values[s] = work.values + s * kKeysPerStrip * work.head_size;
+        view.key_scales[s] = kHasScales<Cache> ? tile.strips[s].key_scales() : nullptr;
+        view.value_scales[s] = kHasScales<Cache> ? tile.strips[s].value_scales() : nullptr;
+    }
+    return view;
+}
+
+// ---- A block of rows ----
 
 // sums[r][c] += row(r) * column(c). The fewer of both stay in registers beside the sums.
-template <int kRows, int kColumns, class Row, class Column>
-OCTAVO_INLINE void multiply_add(Lanes (&sums)[kRows][kColumns], Row row, Column column) {
+template <int kRows, int kColumns, class RowEntry, class Column>
+OCTAVO_INLINE void multiply_add(Lanes (&sums)[kRows][kColumns], RowEntry row, Column column) {
     if constexpr (kRows <= kColumns) {
         Lanes entry[kRows];
         for (int r = 0; r < kRows; ++r) entry[r] = row(r);
@@ -182,206 +280,250 @@ OCTAVO_INLINE void multiply_add(Lanes (&sums)[kRows][kColumns], Row row, Column 
 }
 
 // Scores of kRows rows and of the keys of kStrips strips.
-template <int kRows, int kStrips>
-OCTAVO_INLINE void multiply_keys(const float* query, const float* keys, int head_size, float* scores) {
-    constexpr int kColumns = 2 * kStrips;
-    Lanes sums[kRows][kColumns];
+template <int kRows, int kStrips, class Cache, bool kAhead>
+OCTAVO_INLINE void multiply_keys(const float* query, const TileView<Cache, kAhead>& tile, int strip, int head_size, float* scores) {
+    constexpr int p = kPack<Cache>, kStep = kKeysPerStrip * p;
+    Lanes sums[kRows][kStrips * kParts];
     for (int r = 0; r < kRows; ++r) {
-        for (int c = 0; c < kColumns; ++c) sums[r][c] = zero_lanes();
+        for (int c = 0; c < kStrips * kParts; ++c) sums[r][c] = zero_lanes();
     }
-    for (int d = 0; d < head_size; ++d) {
-        multiply_add(sums, [&](int r) { return broadcast(query[r * head_size + d]); },
-                     [&](int c) { return load(keys + (c / 2 * head_size + d) * kStrip + c % 2 * kLanes); });
+    for (int d = 0; d < head_size; d += p) {
+        const std::size_t at = static_cast<std::size_t>(d / p) * kStep;
+        for (int s = 0; kAhead && s < kStrips; ++s) __builtin_prefetch(tile.next_keys[strip + s] + at, 0, 2);
+        for_places<Cache>([&](auto place) {
+            constexpr int i = decltype(place)::value;
+            multiply_add(sums, [&](int r) { return broadcast(query[r * head_size + d + i]); }, [&](int c) {
+                return word_entries<i>(tile.keys[strip + c / kParts] + at + c % kParts * kLanes * p);
+            });
+        });
     }
     for (int r = 0; r < kRows; ++r) {
-        for (int c = 0; c < kColumns; ++c) store(scores + r * kKeysPerTile + c * kLanes, sums[r][c]);
+        for (int c = 0; c < kStrips * kParts; ++c) store(scores + r * kKeysPerTile + c * kLanes, sums[r][c]);
     }
 }
 
-template <int kRows>
-OCTAVO_INLINE void score_block(Work& work, int row, KeyRange range) {
-    constexpr int kWide = kRows <= 3 ? 2 : 1;  // few rows take more strips at once, for as many chains
-    const float* query = work.query + row * work.head_size;
-    int strip = range.first / kStrip;
-    const int end = (range.last + kStrip - 1) / kStrip;
+template <int kRows, class Cache, bool kAhead>
+__attribute__((noinline)) void score_block(const float* query, const TileView<Cache, kAhead>& tile, KeyRange range, int head_size,
+                               float* scores) {
+    constexpr int kWide = wide(kRows, kParts);
+    int strip = range.first / kKeysPerStrip;
+    const int end = (range.last + kKeysPerStrip - 1) / kKeysPerStrip;
     for (; strip + kWide <= end; strip += kWide) {
-        multiply_keys<kRows, kWide>(query, work.keys + strip * kStrip * work.head_size, work.head_size,
-                                    work.weights + strip * kStrip);
+        multiply_keys<kRows, kWide>(query, tile, strip, head_size, scores + strip * kKeysPerStrip);
     }
     for (; strip < end; ++strip) {
-        multiply_keys<kRows, 1>(query, work.keys + strip * kStrip * work.head_size, work.head_size,
-                                work.weights + strip * kStrip);
+        multiply_keys<kRows, 1>(query, tile, strip, head_size, scores + strip * kKeysPerStrip);
     }
 }
 
-// Caps a row's scores, selects out those of invisible keys, and returns the largest.
-OCTAVO_INLINE float cap_and_mask(float* scores, KeyRange range, float softcap) {
-    const int first = range.first / kLanes * kLanes;
-    if (softcap != 0.0f) {
-        const Lanes cap = broadcast(softcap);
-        for (int i = first; i < range.last; i += kLanes) {
-            store(scores + i, cap * hyperbolic_tangent(load(scores + i) / cap));
-        }
+// Finishes a row's scores of the keys of strips [first, last), selects out those of invisible keys, and returns the largest.
+template <bool kScaled>
+__attribute__((noinline)) float finish_scores(const AttentionCall& call, float* scores, const float* const* scales, int first, int last,
+                                  KeyRange range) {
+    for (int strip = first; kScaled && strip < last; ++strip) {
+        float* some = scores + strip * kKeysPerStrip;
+        for (int i = 0; i < kKeysPerStrip; i += kLanes) store(some + i, load(some + i) * load(scales[strip] + i));
+    }
+    first *= kKeysPerStrip, last *= kKeysPerStrip;
+    if (call.softcap != 0.0f) {
+        const Lanes cap = broadcast(call.softcap), unit = broadcast(call.softcap * kLog2E);
+        for (int i = first; i < last; i += kLanes) store(scores + i, unit * hyperbolic_tangent(load(scores + i) / cap));
     }
     for (int i = first; i < range.first; ++i) scores[i] = -kInfinity;
-    for (int i = range.last; i % kLanes; ++i) scores[i] = -kInfinity;
+    for (int i = range.last; i < last; ++i) scores[i] = -kInfinity;
     Lanes largest = broadcast(-kInfinity);
-    for (int i = first; i < range.last; i += kLanes) largest = larger(load(scores + i), largest);
+    for (int i = first; i < last; i += kLanes) largest = larger(load(scores + i), largest);
     return largest_lane(largest);
 }
 
-// Turns a block's scores into weights, relative to each row's largest score so far, and adds them up. Returns in `decay`
-// what the rows' earlier sums shrink by.
-template <int kRows>
-OCTAVO_INLINE void weigh_block(Work& work, int row, KeyRange range, float (&decay)[kLanes]) {
+// Turns a row's scores into weights relative to `largest`, and returns their sum.
+template <bool kScaled>
+__attribute__((noinline)) float weigh(float* scores, const float* const* scales, int first, int last, float largest) {
+    const Lanes most = broadcast(largest);
+    Lanes sums[kParts];
+    for (Lanes& sum : sums) sum = zero_lanes();
+    for (int strip = first; strip < last; ++strip) {
+        for (int part = 0; part < kParts; ++part) {
+            float* some = scores + strip * kKeysPerStrip + part * kLanes;
+            const Lanes weight = power_of_two(load(some) - most);
+            sums[part] = sums[part] + weight;
+            store(some, kScaled ? weight * load(scales[strip] + part * kLanes) : weight);
+        }
+    }
+    return sum_lanes(kParts == 2 ? sums[0] + sums[kParts - 1] : sums[0]);
+}
+
+// The weights of a block's scores, added up. Returns in `decay` what the rows' earlier sums shrink by.
+template <int kRows, bool kScaled>
+void weigh_block(Work& work, int row, KeyRange all, const float* const* key_scales,
+                               const float* const* value_scales, float (&decay)[kLanes]) {
+    const int first = all.first / kKeysPerStrip, last = (all.last + kKeysPerStrip - 1) / kKeysPerStrip;
     float largest[kLanes] = {}, added[kLanes] = {};
     for (int r = 0; r < kRows; ++r) {
-        const float in_tile = cap_and_mask(work.weights + r * kKeysPerTile, range, work.call.softcap);
+        float* scores = work.weights + r * kKeysPerTile;
+        const float in_tile = finish_scores<kScaled>(work.call, scores, key_scales, first, last, work.ranges[row + r]);
         const float before = work.split.largest[row + r];
         largest[r] = in_tile > before ? in_tile : before;
+        added[r] = weigh<kScaled>(scores, value_scales, first, last, largest[r]);
     }
-    const Lanes shrink = exponential(load(work.split.largest + row) - load(largest));
+    const Lanes shrink = power_of_two(load(work.split.largest + row) - load(largest));
     store(decay, shrink);
-    for (int r = 0; r < kRows; ++r) {
-        float* scores = work.weights + r * kKeysPerTile;
-        Lanes sum = zero_lanes();
-        for (int i = range.first / kLanes * kLanes; i < range.last; i += kLanes) {
-            const Lanes weight = exponential(load(scores + i) - broadcast(largest[r]));
-            store(scores + i, weight);
-            sum = sum + weight;
-        }
-        added[r] = sum_lanes(sum);
-    }
     store_first(work.split.weight + row, fma(load(work.split.weight + row), shrink, load(added)), kRows);
     for (int r = 0; r < kRows; ++r) work.split.largest[row + r] = largest[r];
 }
 
-// Values of a tile, copied or where they lie.
-struct CopiedValues {
-    const float* first;
-    int head_size;
-    OCTAVO_INLINE const float* of(int key) const { return first + key * head_size; }
-};
-template <class Cache>
-struct CacheValues {
-    const KeyRows<Cache>& rows;
-    std::ptrdiff_t half_stride;
-    OCTAVO_INLINE const Cache* of(int key) const { return rows.at[key] + half_stride; }
-};
-
-// kColumns lanes, from entry d on, of kRows rows of weighted values.
-template <int kRows, int kColumns, class Values>
-OCTAVO_INLINE void add_columns(const float* weights, const float (&decay)[kLanes], const Values& values, int d,
+// kColumns vectors, from entry d on, of kRows rows of weighted values, which shrink by decay first.
+template <int kRows, int kColumns, class Cache, bool kAhead>
+OCTAVO_INLINE void add_columns(const float* weights, const float* decay, const TileView<Cache, kAhead>& tile, int d, int count,
                                KeyRange range, int head_size, float* sums) {
+    constexpr int p = kPack<Cache>;
     Lanes sum[kRows][kColumns];
     for (int r = 0; r < kRows; ++r) {
-        for (int c = 0; c < kColumns; ++c) sum[r][c] = load(sums + r * head_size + c * kLanes) * broadcast(decay[r]);
+        for (int c = 0; c < kColumns; ++c) {
+            sum[r][c] = load_some(sums + r * head_size + c * kLanes, count) * broadcast(decay[r]);
+        }
     }
-    for (int key = range.first; key < range.last; ++key) {
-        const auto* value = values.of(key) + d;
-        multiply_add(sum, [&](int r) { return broadcast(weights[r * kKeysPerTile + key]); },
-                     [&](int c) { return load(value + c * kLanes); });
+    for (int key = range.first / p * p; key < range.last; key += p) {
+        const int strip = key / kKeysPerStrip, token = key % kKeysPerStrip;
+        const std::size_t at = (static_cast<std::size_t>(token / p) * head_size + d) * p;
+        if (kAhead) __builtin_prefetch(tile.next_values[strip] + at, 0, 2);
+        if (kAhead && kColumns * kLanes > 16) __builtin_prefetch(tile.next_values[strip] + at + 16 * p, 0, 2);
+        const bool is_whole = key >= range.first && key + p <= range.last;
+        for_places<Cache>([&](auto place) {
+            constexpr int i = decltype(place)::value;
+            if (!is_whole && (key + i < range.first || key + i >= range.last)) return;
+            multiply_add(sum, [&](int r) { return broadcast(weights[r * kKeysPerTile + key + i]); }, [&](int c) {
+                return some_entries<i>(tile.values[strip] + at + c * kLanes * p, count);
+            });
+        });
     }
     for (int r = 0; r < kRows; ++r) {
-        for (int c = 0; c < kColumns; ++c) store(sums + r * head_size + c * kLanes, sum[r][c]);
+        for (int c = 0; c < kColumns; ++c) store_some(sums + r * head_size + c * kLanes, sum[r][c], count);
     }
 }
 
-template <int kRows, class Values>
-OCTAVO_INLINE void add_values(Work& work, int row, KeyRange range, const float (&decay)[kLanes], const Values& values) {
-    constexpr int kWide = kRows <= 3 ? 4 : 2;
-    float* sums = work.split.value + row * work.head_size;
+template <int kRows, class Cache, bool kAhead>
+__attribute__((noinline)) void add_values(const float* weights, const float* decay, const TileView<Cache, kAhead>& tile, KeyRange range,
+                              int head_size, float* sums) {
+    constexpr int kWide = wide(kRows, 1);
     int d = 0;
-    for (; d + kWide * kLanes <= work.head_size; d += kWide * kLanes) {
-        add_columns<kRows, kWide>(work.weights, decay, values, d, range, work.head_size, sums + d);
+    for (; d + kWide * kLanes <= head_size; d += kWide * kLanes) {
+        add_columns<kRows, kWide>(weights, decay, tile, d, kLanes, range, head_size, sums + d);
     }
-    for (; d < work.head_size; d += kLanes) {
-        add_columns<kRows, 1>(work.weights, decay, values, d, range, work.head_size, sums + d);
+    for (; d < head_size; d += kLanes) {
+        add_columns<kRows, 1>(weights, decay, tile, d, lower(kLanes, head_size - d), range, head_size, sums + d);
     }
 }
 
-template <int kRows>
-void attend_block(Work& work, int row, KeyRange range) {
+constexpr float kNoDecay[kLanes] = {1, 1, 1, 1, 1, 1};
+
+// Rows that see different keys: each adds its own before and after those that all see, in ascending order.
+template <int kRows, class Cache, bool kAhead>
+void add_ragged_values(Work& work, int row, const TileView<Cache, kAhead>& tile, KeyRange common,
+                                                 const float* decay) {
+    const int head_size = work.head_size;
+    const auto add_row = [&](int r, KeyRange range, const float* shrink) {
+        add_values<1>(work.weights + r * kKeysPerTile, shrink, tile, range, head_size,
+                      work.split.value + (row + r) * head_size);
+    };
+    for (int r = 0; r < kRows; ++r) {
+        const KeyRange own = work.ranges[row + r];
+        add_row(r, common.is_empty() ? own : KeyRange{own.first, common.first}, decay + r);
+    }
+    if (common.is_empty()) return;
+    add_values<kRows>(work.weights, kNoDecay, tile, common, head_size, work.split.value + row * head_size);
+    for (int r = 0; r < kRows; ++r) {
+        const KeyRange rest{common.last, work.ranges[row + r].last};
+        if (!rest.is_empty()) add_row(r, rest, kNoDecay);
+    }
+}
+
+template <int kRows, bool kScaled, class Cache, bool kAhead>
+void attend_block(Work& work, int row, const TileView<Cache, kAhead>& tile) {
+    KeyRange all = work.ranges[row], common = all;
+    for (int r = 1; r < kRows; ++r) {
+        const KeyRange own = work.ranges[row + r];
+        all = {lower(all.first, own.first), higher(all.last, own.last)};
+        common = {higher(common.first, own.first), lower(common.last, own.last)};
+    }
     float decay[kLanes];
-    score_block<kRows>(work, row, range);
-    weigh_block<kRows>(work, row, range, decay);
-    add_values<kRows>(work, row, range, decay, CopiedValues{work.values, work.head_size});
+    score_block<kRows>(work.query + row * work.head_size, tile, all, work.head_size, work.weights);
+    weigh_block<kRows, kScaled>(work, row, all, tile.key_scales, tile.value_scales, decay);
+    if (all.first == common.first && all.last == common.last) {
+        add_values<kRows>(work.weights, decay, tile, common, work.head_size, work.split.value + row * work.head_size);
+    } else {
+        add_ragged_values<kRows>(work, row, tile, common, decay);
+    }
 }
 
-void attend_rows(Work& work, int row, int end, KeyRange range) {
-    static constexpr void (*kBlocks[])(Work&, int, KeyRange) = {
-        attend_block<1>, attend_block<2>, attend_block<3>, attend_block<4>, attend_block<5>, attend_block<6>};
+template <int kRows, bool kScaled, class Cache, bool kAhead>
+void attend_some(Work& work, int rows, int row, const TileView<Cache, kAhead>& tile) {
+    if (rows == kRows) return attend_block<kRows, kScaled>(work, row, tile);
+    if constexpr (kRows > 1) attend_some<kRows - 1, kScaled>(work, rows, row, tile);
+}
+
+template <bool kScaled, class Cache, bool kAhead>
+void attend_rows(Work& work, int row, int end, const TileView<Cache, kAhead>& tile) {
     while (row < end) {
         const int blocks = (end - row + kRowsPerBlock - 1) / kRowsPerBlock;
         const int rows = (end - row + blocks - 1) / blocks;  // even sizes: 7 is 4 + 3, not 6 + 1
-        kBlocks[rows - 1](work, row, range);
+        attend_some<kRowsPerBlock, kScaled>(work, rows, row, tile);
         row += rows;
     }
 }
 
-// A tile for the few rows of one token. Each part of the keys is multiplied as soon as it is packed, and values are read
-// where they lie: copies of the whole tile would push each other out of the first-level cache.
-template <int kRows, class Cache>
-void attend_token(Work& work, const KeyRows<Cache>& rows, const KeyRows<Cache>& next) {
-    constexpr int kWide = kRows <= 3 ? 2 : 1, kPart = kWide * kStrip;
-    const KeyRange range = rows.range;
-    for (int key = range.first / kPart * kPart; key < range.last; key += kPart) {
-        pack_keys(rows, next, key, key + kPart, work.head_size, work.keys);
-        multiply_keys<kRows, kWide>(work.query, work.keys, work.head_size, work.weights + key);
+// Those rows that see any key of the tile.
+template <bool kScaled, class Cache, bool kAhead>
+void attend_seeing_rows(Work& work, const TileView<Cache, kAhead>& tile) {
+    for (int row = 0; row < work.num_rows;) {
+        int end = row;
+        while (end < work.num_rows && !work.ranges[end].is_empty()) ++end;
+        attend_rows<kScaled>(work, row, end, tile);
+        row = end + 1;
     }
-    float decay[kLanes];
-    weigh_block<kRows>(work, 0, range, decay);
-    for (int key = next.range.first; key < next.range.last; ++key) {
-        prefetch(next.at[key] + work.call.half_stride, work.head_size);
-    }
-    add_values<kRows>(work, 0, range, decay, CacheValues<Cache>{rows, work.call.half_stride});
 }
 
 template <class Cache>
-void attend_token_rows(Work& work, const KeyRows<Cache>& rows, const KeyRows<Cache>& next) {
-    static constexpr void (*kTokens[])(Work&, const KeyRows<Cache>&, const KeyRows<Cache>&) = {
-        attend_token<1, Cache>, attend_token<2, Cache>, attend_token<3, Cache>,
-        attend_token<4, Cache>, attend_token<5, Cache>, attend_token<6, Cache>};
-    kTokens[work.num_rows - 1](work, rows, next);
-}
-
-// ---- Tiles, splits, results ----
-
-void attend_tile(Work& work, std::int64_t tile) {
-    const int num_tokens = work.task.num_tokens;
-    int token = 0;
-    while (token < num_tokens) {
-        const KeyRange range = visible(work, token, tile);
-        int end = token + 1;
-        while (end < num_tokens && visible(work, end, tile) == range) ++end;
-        if (range.first < range.last) attend_rows(work, token * work.task.num_heads, end * work.task.num_heads, range);
-        token = end;
+void attend_tile(Work& work, const Tile<Cache>& tile, std::int64_t position) {
+    int last = 0;
+    for (int r = 0; r < work.num_rows; ++r) {
+        work.ranges[r] = visible(work.call, work.rows[r].position, position);
+        last = higher(last, work.ranges[r].last);
     }
+    constexpr bool kScaled = kHasScales<Cache>;
+    if (work.num_rows <= kRowsPerBlock) return attend_seeing_rows<kScaled>(work, view_in_place<true>(tile));
+    if constexpr (kPack<Cache> == 1) return attend_seeing_rows<kScaled>(work, view_in_place<false>(tile));
+    widen(work, tile, (last + kKeysPerStrip - 1) / kKeysPerStrip);
+    attend_seeing_rows<kScaled>(work, view_widened(work, tile));
 }
+
+// ---- Splits and results ----
 
 void clear(Sums& sums, int num_rows, int head_size) {
     for (int r = 0; r < num_rows; ++r) sums.largest[r] = -kInfinity, sums.weight[r] = 0.0f;
-    for (int i = 0; i < num_rows * head_size; i += kLanes) store(sums.value + i, zero_lanes());
+    std::memset(sums.value, 0, static_cast<std::size_t>(num_rows) * head_size * sizeof(float));
 }
 
 template <class Cache>
 void attend_split(Work& work, int split) {
     clear(work.split, work.num_rows, work.head_size);
-    const std::int64_t first = first_visible(work.call, work.task.position);
-    const std::int64_t start = static_cast<std::int64_t>(split) * kKeysPerSplit;
-    const std::int64_t seen = first <= start ? start : first / kKeysPerTile * kKeysPerTile;
-    const std::int64_t end = lower(start + kKeysPerSplit, work.task.position + work.task.num_tokens);
-    KeyRows<Cache> rows[2];
-    find_keys(work, seen, rows[0]);
-    for (std::int64_t tile = seen; tile < end; tile += kKeysPerTile) {
-        const int now = static_cast<int>(tile / kKeysPerTile - seen / kKeysPerTile) % 2;
-        find_keys(work, tile + kKeysPerTile, rows[1 - now]);
-        if (work.task.num_tokens == 1 && work.num_rows <= kRowsPerBlock) {
-            attend_token_rows(work, rows[now], rows[1 - now]);
-        } else {
-            load_tile(work, rows[now], rows[1 - now]);
-            attend_tile(work, tile);
-        }
+    std::int64_t first = INT64_MAX, last = 0;
+    for (int r = 0; r < work.num_rows; ++r) {
+        const std::int64_t position = work.rows[r].position, seen = first_visible(work.call, position);
+        first = seen < first ? seen : first;
+        last = position >= last ? position + 1 : last;
+    }
+    const std::int64_t start = static_cast<std::int64_t>(split) * work.call.keys_per_split;
+    const std::int64_t begin = first <= start ? start : first / kKeysPerTile * kKeysPerTile;
+    const std::int64_t end = last < start + work.call.keys_per_split ? last : start + work.call.keys_per_split;
+    if (begin >= end) return;
+    Tile<Cache> tile;
+    find_strips(work, begin, end, tile.strips);
+    for (std::int64_t position = begin; position < end; position += kKeysPerTile) {
+        std::memcpy(tile.next, tile.strips, sizeof tile.next);
+        if (position + kKeysPerTile < end) find_strips(work, position + kKeysPerTile, end, tile.next);
+        attend_tile(work, tile, position);
+        std::memcpy(tile.strips, tile.next, sizeof tile.strips);
     }
 }
 
@@ -390,11 +532,11 @@ OCTAVO_INLINE void merge_row(const Sums& total, int row, float largest, float we
     const float before = total.largest[row];
     if (weight == 0.0f) return;
     const float after = largest > before ? largest : before;
-    const Lanes keep = broadcast(exponential(before - after)), take = broadcast(exponential(largest - after));
+    const Lanes keep = broadcast(power_of_two(before - after)), take = broadcast(power_of_two(largest - after));
     float* sums = total.value + row * head_size;
-    for (int d = 0; d < head_size; d += kLanes) {
-        store(sums + d, fma(load(value + d), take, load(sums + d) * keep));
-    }
+    for_entries_of_head(head_size, [&](int d, int count) {
+        store_some(sums + d, fma(load_some(value + d, count), take, load_some(sums + d, count) * keep), count);
+    });
     float merged[kLanes];
     store(merged, fma(broadcast(weight), take, broadcast(total.weight[row]) * keep));
     total.weight[row] = merged[0];
@@ -405,31 +547,36 @@ OCTAVO_INLINE void merge_row(const Sums& total, int row, float largest, float we
 OCTAVO_INLINE float final_factor(const Work& work, int row) {
     const float largest = work.total.largest[row], weight = work.total.weight[row];
     if (!work.call.sinks) return 1.0f / weight;
-    const float sink = work.call.sinks[work.task.first_head + row % work.task.num_heads];
+    const float sink = work.call.sinks[work.rows[row].head] * kLog2E;
     const float after = sink > largest ? sink : largest;
-    const float keep = exponential(largest - after);
-    return keep / (weight * keep + exponential(sink - after));
+    const float keep = power_of_two(largest - after);
+    return keep / (weight * keep + power_of_two(sink - after));
 }
 
 template <class Query>
 void write_rows(const Work& work) {
     const AttentionCall& call = work.call;
-    for (int row = 0; row < work.num_rows; ++row) {
-        const std::int64_t token = work.task.row + row / work.task.num_heads;
-        const std::int64_t head = work.task.first_head + row % work.task.num_heads;
-        Query* out = static_cast<Query*>(call.out) + (token * call.num_heads + head) * work.head_size;
-        const float* sums = work.total.value + row * work.head_size;
-        const Lanes factor = broadcast(final_factor(work, row));
-        for (int d = 0; d < work.head_size; d += kLanes) store(out + d, load(sums + d) * factor);
+    for (int r = 0; r < work.num_rows; ++r) {
+        const Row& row = work.rows[r];
+        Query* out = static_cast<Query*>(call.out) + (row.token * call.num_heads + row.head) * work.head_size;
+        const float* sums = work.total.value + r * work.head_size;
+        const Lanes factor = broadcast(final_factor(work, r));
+        for_entries_of_head(work.head_size, [&](int d, int count) {
+            // Adding zero makes one of the two zeros.
+            store_some(out + d, fma(load_some(sums + d, count), factor, zero_lanes()), count);
+        });
     }
 }
 
-void store_partial(const Work& work) {
-    float* to = work.task.partial;
-    for (int row = 0; row < work.num_rows; ++row, to += partial_floats(work.head_size)) {
-        to[0] = work.split.largest[row];
-        to[1] = work.split.weight[row];
-        std::memcpy(to + kPartialHeader, work.split.value + row * work.head_size, work.head_size * sizeof(float));
+void store_partials(const Work& work) {
+    int row = 0;
+    for (const RowRun* run = work.task.runs; run < work.task.runs + work.task.num_runs; ++run) {
+        float* to = run->partial;
+        for (int i = 0; i < run->num_tokens * work.task.num_heads; ++i, ++row, to += partial_floats(work.head_size)) {
+            to[0] = work.split.largest[row];
+            to[1] = work.split.weight[row];
+            std::memcpy(to + kPartialHeader, work.split.value + row * work.head_size, work.head_size * sizeof(float));
+        }
     }
 }
 
@@ -437,9 +584,9 @@ template <class Query, class Cache>
 void attend(const AttentionCall& call, const AttentionTask& task, float* scratch) {
     Work work(call, task, scratch);
     load_query<Query>(work);
-    if (task.partial) {
+    if (task.runs[0].partial) {
         attend_split<Cache>(work, task.first_split);
-        return store_partial(work);
+        return store_partials(work);
     }
     clear(work.total, work.num_rows, work.head_size);
     for (int split = task.first_split; split < task.last_split; ++split) {
@@ -453,9 +600,10 @@ void attend(const AttentionCall& call, const AttentionTask& task, float* scratch
 }
 
 template <class Query>
-void merge(const AttentionCall& call, const AttentionTask& task, const float* partials, float* scratch) {
+void merge(const AttentionCall& call, const AttentionTask& task, float* scratch) {
     Work work(call, task, scratch);
     clear(work.total, work.num_rows, work.head_size);
+    const float* partials = task.runs[0].partial;
     for (int split = task.first_split; split < task.last_split; ++split) {
         for (int row = 0; row < work.num_rows; ++row, partials += partial_floats(work.head_size)) {
             merge_row(work.total, row, partials[0], partials[1], partials + kPartialHeader, work.head_size);
@@ -464,12 +612,11 @@ void merge(const AttentionCall& call, const AttentionTask& task, const float* pa
     write_rows<Query>(work);
 }
 
-using Half = std::uint16_t;
-
 }  // namespace
 
 extern const AttentionKernels attention_kernels{
-    {{attend<float, float>, attend<float, Half>}, {attend<Half, float>, attend<Half, Half>}},
+    {{attend<float, float>, attend<float, Half>, attend<float, Byte>},
+     {attend<Half, float>, attend<Half, Half>, attend<Half, Byte>}},
     {merge<float>, merge<Half>}};
 
 }  // namespace octavo::OCTAVO_ISA

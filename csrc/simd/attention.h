@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kv_cache.h"
 #include "simd/instruction_sets.h"
 
 namespace octavo {
@@ -13,34 +14,39 @@ namespace octavo {
 inline constexpr int kKeysPerTile = 64;
 inline constexpr int kKeysPerSplit = 512;
 
-// Most rows (tokens times query heads) of one task.
-inline constexpr int kRowsPerTask = 64;
-
 // One layer's call. Query head h reads KV head h / (num_heads / num_kv_heads). 0 stands for no window, chunk or softcap.
 struct AttentionCall {
-    const void* query;           // [num_tokens, num_heads, head_size]
-    void* out;                   // the same
-    const void* cache;           // [2, num_blocks, block_size, num_kv_heads, head_size]
-    std::ptrdiff_t half_stride;  // elements from keys to values
-    std::ptrdiff_t block_stride;
+    const void* query;  // [num_tokens, num_heads, head_size]
+    void* out;          // the same
+    KvCache cache;
     const std::int32_t* block_table;  // [num_requests, table_stride]
     std::ptrdiff_t table_stride;
     const float* sinks;  // [num_heads] or null
-    int block_size, num_heads, num_kv_heads, head_size;
+    int num_heads, num_kv_heads, head_size;
     float scale, softcap;
     std::int64_t window, chunk;
+    int keys_per_split;  // kKeysPerSplit, but in a test of what must not happen
 };
 
-// Consecutive rows of one request, for query heads that share a KV head, over the keys of splits
-// [first_split, last_split).
-struct AttentionTask {
-    std::int32_t request, kv_head, first_head, num_heads;
+// Consecutive rows of one request.
+struct RowRun {
+    std::int32_t request, num_tokens;
     std::int64_t row;       // of the step
     std::int64_t position;  // of that row in its request
-    std::int32_t num_tokens;
-    std::int32_t first_split, last_split;
-    float* partial;  // where the sums of a single split go, or null: the task has all splits and writes the result
+    float* partial;         // where the sums of the rows over a single split go, or null
 };
+
+// Rows of query heads that share a KV head, over the keys of splits [first_split, last_split). Several runs hold the same
+// blocks there. Without partial sums there is one run, and the task has all its splits and writes the result.
+struct AttentionTask {
+    std::int32_t kv_head, first_head, num_heads;
+    std::int32_t num_runs;
+    const RowRun* runs;
+    std::int32_t first_split, last_split;
+};
+
+// Most rows (tokens times query heads) of one task: what is summed up for them stays in the second-level cache.
+constexpr __attribute__((always_inline)) int rows_per_task(int head_size) { return head_size <= 128 ? 96 : 48; }
 
 // A split's sums for one row: the largest score, the sum of weights, and the weighted sum of values.
 inline constexpr int kPartialHeader = 8;
@@ -48,17 +54,17 @@ constexpr __attribute__((always_inline)) std::size_t partial_floats(int head_siz
     return kPartialHeader + static_cast<std::size_t>(head_size);
 }
 
-// Floats of scratch memory that one thread needs: five matrices of a tile, and less than two more rows of each.
+// Floats of scratch memory that one thread needs: matrices of a task's rows and of a tile's keys, and a few rows.
 constexpr __attribute__((always_inline)) std::size_t scratch_floats(int head_size) {
-    return 5 * static_cast<std::size_t>(kRowsPerTask) * (static_cast<std::size_t>(head_size) + 8) + 1024;
+    return (3 * static_cast<std::size_t>(rows_per_task(head_size)) + 2 * kKeysPerTile) * head_size + 2048;
 }
 
 using AttentionKernel = void (*)(const AttentionCall&, const AttentionTask&, float* scratch);
-// Puts the partial sums of a task's splits together, in ascending order, and writes the rows' results.
-using AttentionMerge = void (*)(const AttentionCall&, const AttentionTask&, const float* partials, float* scratch);
+// Puts the partial sums of a task of one run together, split by split from its `partial` on, and writes the results.
+using AttentionMerge = void (*)(const AttentionCall&, const AttentionTask&, float* scratch);
 
 struct AttentionKernels {
-    AttentionKernel attend[2][2];  // [query is bfloat16][cache is bfloat16]
+    AttentionKernel attend[2][kNumCacheTypes];  // [query is bfloat16]
     AttentionMerge merge[2];
 };
 

@@ -1,12 +1,10 @@
 #include "simd/elementwise.h"
 
-#include "simd/lanes.h"
+#include "simd/kv_strips.h"
 #include "simd/math.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
-
-using Half = std::uint16_t;
 
 // Calls step(i, count) for the lanes of a row; the last may be fewer than kLanes.
 template <class Step>
@@ -153,17 +151,18 @@ OCTAVO_INLINE void store_head(const float* head, int head_size, To* out) {
 
 template <class T, class Cache>
 OCTAVO_INLINE void write_key_value(const RopeWriteCall& call, const T* keys, std::int64_t position, std::int64_t slot) {
-    const std::size_t size = call.head_size, heads = call.num_kv_heads;
-    Cache* place = static_cast<Cache*>(call.cache) + slot / call.block_size * call.block_stride +
-                   slot % call.block_size * (heads * size);
-    const T* values = keys + heads * size;
-    float turned[kMaxHeadSize];
-    for (std::size_t head = 0; head < heads; ++head) {
-        turn_head(call, keys + head * size, static_cast<const T*>(call.k_norm), position, turned);
-        store_head<T>(turned, call.head_size, place + head * size);
+    const int size = call.head_size, token = static_cast<int>(slot % call.cache.block_size);
+    const T* values = keys + static_cast<std::size_t>(call.num_kv_heads) * size;
+    float key[kMaxHeadSize], value[kMaxHeadSize];
+    for (int head = 0; head < call.num_kv_heads; ++head) {
+        turn_head(call, keys + head * size, static_cast<const T*>(call.k_norm), position, key);
+        for_lanes(size, [&](std::size_t i, int count) {
+            store_some(key + i, round_lanes<T>(load_some(key + i, count)), count);
+            store_some(value + i, load_some(values + head * size + i, count), count);
+        });
+        const auto strip = strip_of<Cache>(call.cache, slot / call.cache.block_size, head, token);
+        write_token(strip, token % kKeysPerStrip, key, value);
     }
-    Cache* to = place + call.half_stride;
-    for_lanes(heads * size, [&](std::size_t i, int count) { store_some(to + i, load_some(values + i, count), count); });
 }
 
 template <class T, class Cache>
@@ -189,7 +188,8 @@ extern const ElementwiseKernels elementwise_kernels{
     {rms_norm<float>, rms_norm<Half>},
     {gated_activation<float>, gated_activation<Half>},
     {embedding<float>, embedding<Half>},
-    {{rope_write<float, float>, rope_write<float, Half>}, {rope_write<Half, float>, rope_write<Half, Half>}},
+    {{rope_write<float, float>, rope_write<float, Half>, rope_write<float, Byte>},
+     {rope_write<Half, float>, rope_write<Half, Half>, rope_write<Half, Byte>}},
     softcap};
 
 }  // namespace octavo::OCTAVO_ISA

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kv_cache.h"
 #include "simd/activation.h"
 #include "simd/instruction_sets.h"
 
@@ -49,13 +50,12 @@ inline constexpr int kMaxHeadSize = 1024;
 struct RopeWriteCall {
     const void* projected;
     void* query;
-    const std::int64_t *positions, *slots;     // below num_positions and num_slots
-    std::int64_t num_positions, num_slots;
-    const float* cos_sin;                      // [num_positions, rotary_dim]: cosines, then sines
+    const std::int64_t *positions, *slots;  // below num_positions and the cache's slots
+    std::int64_t num_positions;
+    const float* cos_sin;  // [num_positions, rotary_dim]: cosines, then sines
     const void *q_norm, *k_norm;
-    void* cache;                               // [2, num_blocks, block_size, num_kv_heads, head_size]
-    std::ptrdiff_t half_stride, block_stride;  // elements
-    int block_size, num_heads, num_kv_heads, head_size, rotary_dim;
+    KvCache cache;
+    int num_heads, num_kv_heads, head_size, rotary_dim;
     float eps, weight_offset;
     bool interleaved;
 };
@@ -64,7 +64,7 @@ struct ElementwiseKernels {  // [is bfloat16]
     void (*rms_norm[2])(const NormCall&, Rows);
     void (*gated_activation[2])(const ActivationCall&, Rows);
     void (*embedding[2])(const EmbeddingCall&, Rows);
-    void (*rope_write[2][2])(const RopeWriteCall&, Rows);  // [rows are][cache is]
+    void (*rope_write[2][kNumCacheTypes])(const RopeWriteCall&, Rows);
     void (*softcap)(float* numbers, std::size_t count, float cap);
 };
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from octavo.checkpoint.gguf_facts import gguf_model_facts
 from octavo.checkpoint.hf_facts import count_parameters, hf_model_facts
+from octavo.checkpoint.pooling_facts import read_longest_text, read_pooling_facts
 from octavo.checkpoint.record import read_json_record
 from octavo.checkpoint.resolve import Checkpoint
 from octavo.checkpoint.safetensors_header import read_safetensors_folder
@@ -28,9 +31,20 @@ def read_model_facts(checkpoint: Checkpoint, *, load_format: str = "auto") -> Mo
     else:
         config = read_json_record(checkpoint.path / "config.json")
         facts = hf_model_facts(config, files=None if dummy else read_safetensors_folder(checkpoint.path))
+        facts = _with_pooling(facts, checkpoint)
     if not dummy:
         _check_plausible(facts, checkpoint)
     return facts
+
+
+def _with_pooling(facts: ModelFacts, checkpoint: Checkpoint) -> ModelFacts:
+    pooling = read_pooling_facts(checkpoint.path)
+    longest = read_longest_text(checkpoint.path) if pooling else None
+    return msgspec.structs.replace(
+        facts,
+        pooling=pooling or facts.pooling,
+        max_position=min(facts.max_position, longest or facts.max_position),
+    )
 
 
 def _check_plausible(facts: ModelFacts, checkpoint: Checkpoint) -> None:

@@ -13,7 +13,7 @@ from octavo.checkpoint.record import Record
 from octavo.checkpoint.rope_facts import extended_max_position, read_layer_ropes, read_rope
 from octavo.checkpoint.safetensors_header import SafetensorsFile
 from octavo.words.errors import CheckpointError, UnsupportedError
-from octavo.words.model_facts import ModelFacts
+from octavo.words.model_facts import ModelFacts, PoolingFacts, RopeFacts
 
 LAYER_TYPES = {
     "full_attention": "full",
@@ -185,6 +185,35 @@ def _gemma3(text: Record, source: str) -> ModelFacts:
     )
 
 
+def _bert(config: Record, source: str) -> ModelFacts:
+    """An encoder: learned positions, biases everywhere, layer norms behind the sums."""
+    kind = config.text("position_embedding_type", "absolute")
+    if kind != "absolute":
+        raise UnsupportedError(f"{config.file}: position_embedding_type {kind!r}; supported: absolute")
+    return _decoder_facts(
+        config,
+        "bert",
+        source,
+        rope=RopeFacts(rotary_dim=0),
+        max_position=config.integer("max_position_embeddings"),
+        num_positions=config.integer("max_position_embeddings"),
+        norm_eps=config.number("layer_norm_eps", 1e-12),
+        hidden_act=config.text("hidden_act", "gelu"),
+        attention_bias=True,
+        attention_out_bias=True,
+        mlp_bias=True,
+        is_encoder=True,
+        num_token_types=config.integer("type_vocab_size", 2, at_least=0),
+        num_labels=_num_labels(config) if source.endswith("ForSequenceClassification") else 0,
+        pooling=PoolingFacts(kind="cls"),
+    )
+
+
+def _num_labels(config: Record) -> int:
+    names = config.record("id2label")
+    return len(names.values) if names is not None else config.integer("num_labels", 2)
+
+
 def periodic_layer_types(config: Record) -> tuple[str, ...]:
     """Every ``sliding_window_pattern``-th layer (6th by default) attends to everything, the others to a window."""
     period = config.integer("sliding_window_pattern", 6)
@@ -238,6 +267,9 @@ ARCHITECTURES: Mapping[str, Callable[[Record, str], ModelFacts]] = {
     "Qwen3ForCausalLM": _qwen3,
     "Gemma3ForCausalLM": _gemma3,
     "Gemma3ForConditionalGeneration": _gemma3,
+    "BertModel": _bert,
+    "BertForMaskedLM": _bert,
+    "BertForSequenceClassification": _bert,
 }
 MODEL_TYPES: Mapping[str, str] = {
     "llama": "LlamaForCausalLM",
@@ -246,4 +278,5 @@ MODEL_TYPES: Mapping[str, str] = {
     "qwen3": "Qwen3ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "gemma3": "Gemma3ForConditionalGeneration",
+    "bert": "BertModel",
 }

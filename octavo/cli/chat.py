@@ -11,6 +11,7 @@ from octavo.cli.sampling_flags import add_sampling_arguments, sampling_params_fr
 from octavo.config.flat import EngineArgs, add_cli_arguments
 from octavo.words.errors import RequestError
 from octavo.words.inputs import TokensPrompt
+from octavo.words.outputs import RequestOutput
 from octavo.words.sampling_params import RequestOutputKind, SamplingParams
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class Conversation:
             self._engine.add_request(request_id, self._prompt(), self._params)
             while self._engine.has_unfinished_requests():
                 for output in self._engine.step():
+                    assert isinstance(output, RequestOutput), "an engine that generates"
                     parts.append(output.outputs[0].text)
                     print(parts[-1], end="", flush=True)
         except KeyboardInterrupt:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from octavo.words.errors import RequestError
 from octavo.words.sampling_params import SamplingParams
+from octavo.words.structured_outputs import StructuredOutputParams
 
 NOT_FLAGS = {"output_kind", "detokenize"}
 """Fields the commands set themselves."""
@@ -21,6 +23,16 @@ def parse_bias(text: str) -> dict[int, float]:
         return {int(token_id): float(bias) for token_id, bias in json.loads(text).items()}
     except (ValueError, AttributeError, TypeError) as error:
         raise argparse.ArgumentTypeError(f'expected JSON such as {{"66": -100}}, got {text!r}') from error
+
+
+def parse_shape(text: str) -> StructuredOutputParams:
+    """``{"regex": "[0-9]+"}`` as a flag's value."""
+    try:
+        return StructuredOutputParams(**json.loads(text))
+    except RequestError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    except (ValueError, TypeError) as error:
+        raise argparse.ArgumentTypeError(f'expected JSON such as {{"regex": "[0-9]+"}}, got {text!r}') from error
 
 
 HELP = {
@@ -43,12 +55,14 @@ HELP = {
     "logit_bias": 'added to logits, such as {"66": -100}',
     "allowed_token_ids": "token id that may be sampled; no other then",
     "bad_words": "text that is never generated",
+    "structured_outputs": 'shape of the answer, such as {"regex": "[0-9]+"} or {"json": {"type": "object"}}',
     "skip_special_tokens": "leave special tokens out of the text",
     "spaces_between_special_tokens": "put spaces between special tokens in the text",
     "include_stop_str_in_output": "keep the stop text in the answer",
 }
 
 LIST_FIELDS: dict[str, type] = {"stop": str, "stop_token_ids": int, "allowed_token_ids": int, "bad_words": str}
+JSON_FIELDS: dict[str, Callable[[str], Any]] = {"logit_bias": parse_bias, "structured_outputs": parse_shape}
 SCALAR_TYPES: dict[str, type] = {"int": int, "float": float, "int | None": int}
 
 
@@ -66,8 +80,8 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         keywords: dict[str, Any] = {"dest": f"sampling_{field.name}", "default": None, "help": HELP[field.name]}
         if field.name in LIST_FIELDS:
             keywords |= {"action": "append", "type": LIST_FIELDS[field.name], "metavar": "VALUE"}
-        elif field.name == "logit_bias":
-            keywords |= {"type": parse_bias, "metavar": "JSON"}
+        elif field.name in JSON_FIELDS:
+            keywords |= {"type": JSON_FIELDS[field.name], "metavar": "JSON"}
         elif annotation == "bool":
             keywords |= {"action": argparse.BooleanOptionalAction}
         else:

@@ -16,7 +16,10 @@ class CacheConfig:
     enable_prefix_caching: Annotated[bool, Option("Reuse KV blocks of equal prompt prefixes.")] = True
     kv_cache_dtype: Annotated[
         str,
-        Option("Type of cached keys and values; auto = the model's dtype.", choices=("auto", "float32", "bfloat16")),
+        Option(
+            "Type of cached keys and values; auto = the model's dtype, int8 = with a scale per token and head.",
+            choices=("auto", "float32", "bfloat16", "int8"),
+        ),
     ] = "auto"
     kv_cache_memory_bytes: Annotated[
         int | None,

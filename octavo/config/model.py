@@ -14,6 +14,13 @@ class ModelConfig:
 
     model: Annotated[str, Option("Catalogue name, local folder, .gguf file or hub id.")] = "smollm2-135m"
     tokenizer: Annotated[str | None, Option("Another place to read the tokenizer from (default: the model's).")] = None
+    runner: Annotated[
+        str,
+        Option(
+            "What the model is for: generate, or pooling (embed, classify, score); auto = what its checkpoint says.",
+            choices=("auto", "generate", "pooling"),
+        ),
+    ] = "auto"
     revision: Annotated[str | None, Option("Hub revision (branch, tag or commit).")] = None
     dtype: Annotated[
         str,

@@ -46,10 +46,25 @@ class ServerConfig:
         int, Option("Memory for answers of /v1/responses that may be asked for again; the oldest go first.", at_least=0)
     ] = 32 << 20
     enable_force_include_usage: Annotated[bool, Option("Send token counts at the end of every stream.")] = False
+    tool_call_parser: Annotated[
+        str,
+        Option(
+            "How the model writes calls of tools: hermes, mistral, deepseek, harmony, pythonic or llama3_json; "
+            "auto = as its chat template says, none = calls are not looked for."
+        ),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str,
+        Option(
+            "How the model writes thoughts: think, qwen3, deepseek_r1 or mistral; auto = as its chat template says, "
+            "none = thoughts are content."
+        ),
+    ] = "auto"
     dev_mode: Annotated[
         bool, Option("Routes that change the engine: reset_prefix_cache, collective_rpc, pause, resume, server_info.")
     ] = False
     disable_docs: Annotated[bool, Option("No /docs and /openapi.json.")] = False
+    disable_ui: Annotated[bool, Option("No page at /ui.")] = False
     disable_access_log: Annotated[bool, Option("No log line for each request.")] = False
 
 

@@ -19,7 +19,8 @@ from octavo.config.flat import non_default
 from octavo.control.kv.block_hash import make_block_hasher
 from octavo.control.kv.manager import KVCacheManager
 from octavo.control.kv.planning import plan_kv_cache
-from octavo.control.scheduler.scheduler import Scheduler, SchedulerLimits
+from octavo.control.scheduler.limits import SchedulerLimits
+from octavo.control.scheduler.scheduler import Scheduler
 from octavo.control.structured_output.grammar import GrammarBackend
 from octavo.control.structured_output.manager import NoStructuredOutput, StructuredOutput, StructuredOutputManager
 from octavo.device.platform.detect import detect_caps

@@ -31,7 +31,8 @@ from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.words.errors import EngineDeadError, EngineError, RequestError, RequestTimeoutError
 from octavo.words.inputs import PromptType
 from octavo.words.messages import EngineCoreOutputs, FinishReason
-from octavo.words.outputs import RequestOutput
+from octavo.words.outputs import PoolingRequestOutput, RequestOutput
+from octavo.words.pooling_params import PoolingParams
 from octavo.words.sampling_params import SamplingParams
 
 LONG_TEXT_CHARACTERS = 16_384
@@ -143,17 +144,47 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         priority: int | None = None,
+        reasoning_end_ids: tuple[int, ...] = (),
     ) -> PreparedRequest:
-        """Check a request, turn it into tokens and see whether it may join the queue; nothing runs yet."""
+        """Check a request, turn it into tokens and see whether it may join the queue; nothing runs yet.
+
+        A grammar holds from the first time that the output ends with ``reasoning_end_ids``; from its begin if empty.
+        """
         request_id = str(next(self._request_ids)) if request_id is None else request_id
         prepared = await self.work_on(
             len(prompt_text(prompt) or ""),
             partial(
-                self._inputs.prepare, request_id, prompt, sampling_params, priority=priority, arrival_time=time.time()
+                self._inputs.prepare,
+                request_id,
+                prompt,
+                sampling_params,
+                priority=priority,
+                arrival_time=time.time(),
+                reasoning_end_ids=reasoning_end_ids,
             ),
         )
         self.check_admission(prepared)
         return prepared
+
+    async def encode(
+        self,
+        prompt: PromptType | tuple[str, str],
+        params: PoolingParams,
+        request_id: str,
+        *,
+        timeout_s: float | None = None,
+    ) -> PoolingRequestOutput:
+        """Pool one text (or a pair, as a tuple) into numbers. Raises RequestError; cancelling it aborts the request."""
+        await self._unpaused.wait()
+        request, slot = self._open(self._inputs.prepare_pooling(request_id, prompt, params), timeout_s)
+        try:
+            while not request.finished:
+                await slot.wait()
+            output = request.take_output()
+        finally:
+            self._close(request)
+        assert isinstance(output, PoolingRequestOutput), "what was prepared for pooling is pooled"
+        return output
 
     async def run(
         self, prepared: PreparedRequest, *, timeout_s: float | None = None
@@ -165,7 +196,7 @@ class AsyncLLM:
             while not request.finished or slot.is_ready:
                 await slot.wait()
                 output = request.take_output()
-                if output is not None:
+                if isinstance(output, RequestOutput):
                     yield output
         finally:
             self._close(request)

@@ -22,7 +22,8 @@ from octavo.words.errors import RequestError
 from octavo.words.inputs import PromptType
 from octavo.words.messages import EngineCoreRequest, ResolvedSampling
 from octavo.words.model_facts import ModelFacts
-from octavo.words.sampling_params import MAX_SEED, SamplingParams
+from octavo.words.pooling_params import PoolingParams
+from octavo.words.sampling_params import MAX_SEED, RequestOutputKind, SamplingParams
 
 _PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt", "priority"})
 _MAX_SALT_CHARACTERS = 4096
@@ -64,10 +65,14 @@ class InputProcessor:
         max_model_len: int,
         *,
         max_request_len: int | None = None,
+        runner: str = "generate",
         seeds: Callable[[int], int] | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._vocab_size = facts.vocab_size
+        self._hidden_size = facts.hidden_size
+        self._num_labels = facts.num_labels
+        self._runner = runner
         self._generation_config = generation_config
         self._config = config.model
         self._ranks_by_priority = config.scheduler.scheduling_policy == "priority"
@@ -94,10 +99,92 @@ class InputProcessor:
         *,
         priority: int | None = None,
         arrival_time: float | None = None,
+        reasoning_end_ids: tuple[int, ...] = (),
     ) -> PreparedRequest:
         """Check a request and turn it into tokens. RequestError for one that cannot be served."""
         choices = self.process(prompt, params, request_id, priority=priority or 0, arrival_time=arrival_time)
+        for choice in choices:
+            choice.sampling = msgspec.structs.replace(choice.sampling, reasoning_end_ids=reasoning_end_ids)
         return PreparedRequest(request_id, prompt_text(prompt), choices)
+
+    def prepare_pooling(
+        self,
+        request_id: str,
+        prompt: PromptType | tuple[str, str],
+        params: PoolingParams,
+        *,
+        priority: int | None = None,
+        arrival_time: float | None = None,
+    ) -> PreparedRequest:
+        """Check a request for numbers and turn it into tokens; a tuple is a pair of texts. Raises RequestError."""
+        self._check_pooling(params)
+        if isinstance(prompt, tuple):
+            checked, params = self._read_pair(prompt, params)
+        else:
+            checked = self._read_prompt(prompt, priority or 0)
+        token_ids = self._truncated(checked.token_ids, params)
+        if len(token_ids) > self._max_model_len:
+            raise RequestError(
+                f"This model's maximum context length is {self._max_model_len} tokens. The text has {len(token_ids)}; "
+                "shorten it, or give truncate_prompt_tokens=-1.",
+                param="prompt",
+            )
+        sampling = ResolvedSampling(
+            params=SamplingParams(max_tokens=1, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY),
+            seed=0,
+            max_tokens=1,
+            num_text_tokens=self._vocab_size,
+            pooling=params,
+        )
+        request = EngineCoreRequest(
+            request_id=f"{request_id}-{secrets.token_hex(4)}",
+            prompt_token_ids=token_ids,
+            sampling=sampling,
+            arrival_time=time.time() if arrival_time is None else float(arrival_time),
+            priority=checked.priority,
+            cache_salt=checked.cache_salt,
+        )
+        return PreparedRequest(request_id, None, [request])
+
+    def _check_pooling(self, params: PoolingParams) -> None:
+        if self._runner != "pooling":
+            raise RequestError(
+                f"{params.task}: this engine generates text; start it with runner=pooling, or with an embedding model.",
+                param="task",
+            )
+        if params.task in ("classify", "score") and not self._num_labels:
+            raise RequestError(
+                f"{params.task}: this model has no classifier; it can embed and token_embed.", param="task"
+            )
+        if params.dimensions is not None and params.dimensions > self._hidden_size:
+            raise RequestError(
+                f"dimensions must be at most {self._hidden_size}, which this model's vectors have; "
+                f"got {params.dimensions}.",
+                param="dimensions",
+            )
+
+    def _read_pair(self, pair: tuple[str, str], params: PoolingParams) -> tuple[_Prompt, PoolingParams]:
+        """[CLS] first [SEP] second [SEP], as encoders read two texts."""
+        first = self._tokenizer.encode(pair[0])
+        second = self._tokenizer.encode(pair[1])
+        prefix = self._tokenizer.num_prefix_tokens
+        room = self._max_model_len - len(first)
+        behind = second[prefix:]
+        if params.truncate_prompt_tokens is not None and len(behind) > room > 1:
+            behind = [*behind[: room - 1], behind[-1]]
+        checked = self._checked(first + behind, None, 0)
+        return checked, msgspec.structs.replace(params, second_text_at=len(first))
+
+    def _truncated(self, token_ids: list[int], params: PoolingParams) -> list[int]:
+        """The text cut to what is asked, its ending special token kept."""
+        asked = params.truncate_prompt_tokens
+        if asked is None:
+            return token_ids
+        most = self._max_model_len if asked == -1 else min(asked, self._max_model_len)
+        if len(token_ids) <= most:
+            return token_ids
+        ending = token_ids[len(token_ids) - self._tokenizer.num_suffix_tokens :]
+        return token_ids[: max(most - len(ending), 0)] + ending
 
     def process(
         self,
@@ -114,6 +201,10 @@ class InputProcessor:
         use an id twice; of n choices each is named ``{index}_{id}``. A priority in the prompt goes before ``priority``.
         Raises RequestError naming what is wrong.
         """
+        if self._runner == "pooling":
+            raise RequestError(
+                "this engine pools texts and generates none; use embed, classify or score.", param="prompt"
+            )
         params = self.default_sampling_params() if params is None else own_params(params)
         checked = self._read_prompt(prompt, priority)
         sampling = self._resolve(params, len(checked.token_ids))
@@ -214,6 +305,8 @@ class InputProcessor:
         if num_tokens == 0:
             raise RequestError("the prompt is empty; give at least one token.", param="prompt")
         limit = self._max_model_len
+        if self._runner == "pooling":
+            return  # what is too long may be cut
         if num_tokens > limit:
             raise RequestError(
                 f"This model's maximum context length is {limit} tokens. The prompt has {num_tokens}; shorten it.",

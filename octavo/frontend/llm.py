@@ -19,13 +19,15 @@ from octavo.engine.info import EngineInfo
 from octavo.engine.metric import Metric
 from octavo.frontend.input_processor import PreparedRequest, own_params
 from octavo.frontend.llm_engine import LLMEngine
+from octavo.frontend.pooling import cosine_output, text_pairs
 from octavo.frontend.progress import progress_bar
 from octavo.tokenizer.chat_template import check_template_options
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.util.spans import Span
 from octavo.words.errors import EngineError, RequestError
 from octavo.words.inputs import PromptType, TokensPrompt
-from octavo.words.outputs import RequestOutput
+from octavo.words.outputs import PoolingRequestOutput, RequestOutput
+from octavo.words.pooling_params import PoolingParams
 from octavo.words.sampling_params import RequestOutputKind, SamplingParams
 
 Message: TypeAlias = Mapping[str, Any]
@@ -121,6 +123,59 @@ class LLM:
         params = _one_each("sampling_params", sampling_params, len(prompts))
         return self._run(prompts, params, [None] * len(prompts), named=None if one else "messages", use_tqdm=use_tqdm)
 
+    def encode(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        pooling_params: PoolingParams | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[PoolingRequestOutput]:
+        """Pool texts into numbers, in the order they were given; see PoolingParams for what can be asked.
+
+        For models that embed or classify. Raises RequestError before any runs, naming the index of a bad prompt.
+        """
+        listed = _as_list(prompts)
+        return self._pool(listed, pooling_params or PoolingParams(), "prompts" if listed is prompts else None, use_tqdm)
+
+    def embed(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        *,
+        dimensions: int | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[PoolingRequestOutput]:
+        """One vector per text."""
+        params = PoolingParams(dimensions=dimensions, truncate_prompt_tokens=truncate_prompt_tokens)
+        return self.encode(prompts, params, use_tqdm=use_tqdm)
+
+    def classify(
+        self, prompts: PromptType | Sequence[PromptType], *, use_tqdm: bool = True
+    ) -> list[PoolingRequestOutput]:
+        """A probability for each label of the model."""
+        return self.encode(prompts, PoolingParams(task="classify"), use_tqdm=use_tqdm)
+
+    def score(
+        self,
+        first: str | Sequence[str],
+        second: str | Sequence[str],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
+    ) -> list[PoolingRequestOutput]:
+        """How well texts go together, one number per pair: one first text with each second, or first i with second i.
+
+        A model with a classifier reads both texts at once; any other compares their vectors by the cosine.
+        """
+        pairs = text_pairs(first, second)
+        if self.info.facts.num_labels:
+            params = PoolingParams(task="score", truncate_prompt_tokens=truncate_prompt_tokens)
+            return self._pool(pairs, params, "pairs", use_tqdm)
+        params = PoolingParams(use_activation=True, truncate_prompt_tokens=truncate_prompt_tokens)
+        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
+        vectors = dict(zip(texts, self._pool(texts, params, "texts", use_tqdm), strict=True))
+        return [cosine_output(vectors[one], vectors[other]) for one, other in pairs]
+
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
         return self._engine.tokenizer
@@ -184,6 +239,10 @@ class LLM:
         for index, (prompt, params, priority) in enumerate(zip(prompts, sampling_params, priorities, strict=True)):
             with _naming(named, index):
                 prepared.append(self._prepare(prompt, params, priority))
+        return self._answer(prepared, use_tqdm)
+
+    def _answer(self, prepared: Sequence[PreparedRequest], use_tqdm: bool) -> list[Any]:
+        """Run prepared requests; their outputs in the same order."""
         try:
             for request in prepared:
                 self._engine.add_prepared(request)
@@ -194,13 +253,26 @@ class LLM:
                 self._engine.abort_request([request.request_id for request in prepared])
             raise
 
+    def _pool(
+        self,
+        prompts: Sequence[PromptType | tuple[str, str]],
+        params: PoolingParams,
+        named: str | None,
+        use_tqdm: bool,
+    ) -> list[PoolingRequestOutput]:
+        prepared = []
+        for index, prompt in enumerate(prompts):
+            with _naming(named, index):
+                prepared.append(self._engine.prepare_pooling(str(next(self._request_ids)), prompt, params))
+        return self._answer(prepared, use_tqdm)
+
     def _prepare(self, prompt: PromptType, params: SamplingParams | None, priority: int | None) -> PreparedRequest:
         params = self.get_default_sampling_params() if params is None else params
         final = own_params(params, output_kind=RequestOutputKind.FINAL_ONLY)
         return self._engine.prepare(str(next(self._request_ids)), prompt, final, priority=priority)
 
-    def _finish(self, requests: Sequence[PreparedRequest], use_tqdm: bool) -> list[RequestOutput]:
-        done: dict[str, RequestOutput] = {}
+    def _finish(self, requests: Sequence[PreparedRequest], use_tqdm: bool) -> list[Any]:
+        done: dict[str, RequestOutput | PoolingRequestOutput] = {}
         with progress_bar(len(requests), enabled=use_tqdm) as bar:
             while self._engine.has_unfinished_requests():
                 for output in self._engine.step():

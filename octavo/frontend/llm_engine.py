@@ -28,7 +28,8 @@ from octavo.util.spans import NO_SPANS, Span, SpanRecorder, Spans
 from octavo.words.errors import ConfigError
 from octavo.words.inputs import PromptType
 from octavo.words.messages import FinishReason
-from octavo.words.outputs import RequestOutput
+from octavo.words.outputs import PoolingRequestOutput, RequestOutput
+from octavo.words.pooling_params import PoolingParams
 from octavo.words.sampling_params import SamplingParams
 
 
@@ -85,6 +86,12 @@ class LLMEngine:
         """Check a request and turn it into tokens; nothing runs yet. RequestError for one that cannot be served."""
         return self._inputs.prepare(request_id, prompt, params, priority=priority, arrival_time=arrival_time)
 
+    def prepare_pooling(
+        self, request_id: str, prompt: PromptType | tuple[str, str], params: PoolingParams
+    ) -> PreparedRequest:
+        """As ``prepare``, for numbers instead of text; a tuple of two texts is a pair."""
+        return self._inputs.prepare_pooling(request_id, prompt, params)
+
     def add_prepared(self, request: PreparedRequest) -> None:
         """Hand a prepared request to the core."""
         self._outputs.add_request(request.request_id, request.prompt, request.choices)
@@ -104,7 +111,7 @@ class LLMEngine:
         """Check a request and queue it. ``priority`` None is that of the prompt, or 0; lower runs first."""
         self.add_prepared(self.prepare(request_id, prompt, params, priority=priority, arrival_time=arrival_time))
 
-    def step(self) -> list[RequestOutput]:
+    def step(self) -> list[RequestOutput | PoolingRequestOutput]:
         """Wait for the next outputs of the core and return what they mean to users; may be empty.
 
         With no request to wait for there is nothing to do. Raises EngineDeadError when the core has failed.

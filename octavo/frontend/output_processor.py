@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -10,7 +11,14 @@ from octavo.frontend.logprobs import LogprobTexts, prompt_logprobs
 from octavo.tokenizer.detokenizer import IncrementalDetokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.words.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason
-from octavo.words.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from octavo.words.outputs import (
+    CompletionOutput,
+    Logprob,
+    PoolingOutput,
+    PoolingRequestOutput,
+    RequestMetrics,
+    RequestOutput,
+)
 from octavo.words.sampling_params import RequestOutputKind
 
 
@@ -18,7 +26,7 @@ from octavo.words.sampling_params import RequestOutputKind
 class ProcessedOutputs:
     """What a step means to users, and the core's requests that a stop string ended: the core must be told."""
 
-    request_outputs: list[RequestOutput] = field(default_factory=list)
+    request_outputs: list[RequestOutput | PoolingRequestOutput] = field(default_factory=list)
     to_abort: list[str] = field(default_factory=list)
 
 
@@ -116,6 +124,7 @@ class OpenRequest:
         self._num_unfinished = len(self.choices)
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._num_cached_tokens = 0
+        self._pooling = first.sampling.pooling is not None
         self._preemptions: dict[str, int] = {}
         if first.sampling.params.prompt_logprobs is not None and len(self.prompt_token_ids) == 1:
             self._prompt_logprobs = [None]  # nothing to compute, so the core may send no rows
@@ -124,6 +133,11 @@ class OpenRequest:
     def finished(self) -> bool:
         """Whether every choice has ended."""
         return self._num_unfinished == 0
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that the prefix cache had."""
+        return self._num_cached_tokens
 
     @property
     def has_output(self) -> bool:
@@ -140,6 +154,8 @@ class OpenRequest:
         if output.num_preemptions:
             self._preemptions[output.request_id] = output.num_preemptions
             metrics.num_preemptions = sum(self._preemptions.values())
+        metrics.num_draft_tokens += output.num_draft_tokens
+        metrics.num_accepted_tokens += output.num_accepted_tokens
         if metrics.first_scheduled_time is None:
             metrics.first_scheduled_time = output.first_scheduled_time
         if metrics.first_token_time is None and output.new_token_ids:
@@ -157,7 +173,7 @@ class OpenRequest:
         if self.metrics.finished_time is None:
             self.metrics.finished_time = now
 
-    def take_output(self) -> RequestOutput | None:
+    def take_output(self) -> RequestOutput | PoolingRequestOutput | None:
         """What the user gets now, if anything.
 
         DELTA has the choices that moved since the last call, with what is new in them; CUMULATIVE has all choices with
@@ -165,6 +181,8 @@ class OpenRequest:
         """
         if not self.has_output:
             return None
+        if self._pooling:
+            return self.choices[0].pooled_output()
         delta = self._kind is RequestOutputKind.DELTA
         choices = [choice for choice in self.choices if choice.moved] if delta else self.choices
         shown, self._prompt_logprobs = self._prompt_logprobs, None if delta else self._prompt_logprobs
@@ -201,10 +219,12 @@ class _Choice:
         self._num_sent = 0
         self._stop_reason: int | str | None = None
         self._error: str | None = None
+        self._pooled: bytes | None = None
 
     def take(self, output: EngineCoreOutput) -> bool:
         """Take what the core says. True if a stop string ended the choice, which the core does not know."""
         self.moved = True
+        self._pooled = output.pooled
         stop = self._take_text(output)
         kept = output.new_token_ids if stop is None else output.new_token_ids[: self._num_kept()]
         self._token_ids.extend(kept)
@@ -222,6 +242,16 @@ class _Choice:
         if self.finish_reason is None:
             self.moved = True
             self.finish_reason = str(reason)
+
+    def pooled_output(self) -> PoolingRequestOutput:
+        """What the text was pooled to; no numbers where that failed or was given up."""
+        return PoolingRequestOutput(
+            request_id=self.request.request_id,
+            outputs=PoolingOutput(data=[] if self._pooled is None else array("f", self._pooled).tolist()),
+            prompt_token_ids=self.request.prompt_token_ids,
+            num_cached_tokens=self.request.num_cached_tokens,
+            error=self._error or (self.finish_reason if self._pooled is None else None),
+        )
 
     def everything(self) -> CompletionOutput:
         """The choice so far; lists are copies unless it has ended, so that a reader may keep them."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from octavo.words.outputs import RequestOutput
+from octavo.words.outputs import PoolingRequestOutput, RequestOutput
 
 
 class Progress:
@@ -19,12 +19,13 @@ class Progress:
         self._num_input = 0
         self._num_output = 0
 
-    def add(self, output: RequestOutput) -> None:
+    def add(self, output: RequestOutput | PoolingRequestOutput) -> None:
         """One request is done."""
         if self._bar is None:
             return
         self._num_input += len(output.prompt_token_ids)
-        self._num_output += sum(len(choice.token_ids) for choice in output.outputs)
+        if isinstance(output, RequestOutput):
+            self._num_output += sum(len(choice.token_ids) for choice in output.outputs)
         spent = max(time.monotonic() - self._began, 1e-9)
         self._bar.set_postfix_str(
             f"input: {self._num_input / spent:.1f} toks/s, output: {self._num_output / spent:.1f} toks/s",

@@ -69,6 +69,7 @@ def _assemble(
         config,
         info.max_model_len,
         max_request_len=info.max_tokens_that_fit,
+        runner=info.plan.runner,
         seeds=seeds,
     )
     return FrontEndParts(client, tokenizer, inputs, OutputProcessor(tokenizer))

@@ -16,11 +16,20 @@ MODEL_OPS = frozenset(
 )
 """The ops that models call."""
 
+CACHE_OPS = frozenset({"paged_attention", "qkv_rope_write"})
+"""Those that know how the KV cache is laid out: both come from the attention backend's side."""
+
+ENCODER_OPS = frozenset({"add_layer_norm", "encoder_attention", "linear", "linear_activation"})
+"""Those that encoders call."""
+
 NATIVE_OPS = MODEL_OPS
 """Those with a native kernel."""
 
 NATIVE_DTYPES = ("float32", "bfloat16")
 """Types of weights and activations that native kernels take."""
+
+NATIVE_CACHE_DTYPES = ("float32", "bfloat16", "int8")
+"""Types of cached keys and values that native attention takes."""
 
 NATIVE_BLOCKS: dict[str, tuple[int, int]] = {
     "Q8_0": (34, 34),
@@ -38,7 +47,8 @@ OTHER_BLOCKS: dict[str, tuple[int, int]] = {"IQ4_NL": (18, 34), "Q2_K": (84, 272
 """Types without: packed as Q8_0."""
 
 NATIVE_HEAD_SIZE_MULTIPLE = 8
-"""Head sizes that native attention takes."""
+NATIVE_BLOCK_SIZE_MULTIPLE = 16
+"""Head sizes and block sizes that native attention takes."""
 
 _AVX2 = frozenset({"avx2", "fma", "f16c"})
 

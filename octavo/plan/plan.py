@@ -15,7 +15,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     learnt from profiling. ``batch_invariant`` says whether outputs are bitwise the same in any batch.
     ``kernels`` is the backend of the ops (device/ops/table.py), ``cpu_isa`` the instruction set of native ones.
     ``graph_capture`` says whether the forward pass is recorded at warm-up and replayed in one call.
-    ``reasons`` maps each field's name to one line.
+    ``num_speculative_tokens`` are the most drafts of a request in a step, 0 where ``speculative_method`` is none.
+    ``runner`` is generate or pooling. ``reasons`` maps each field's name to one line.
     """
 
     device: str
@@ -38,6 +39,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     max_steps_in_flight: int
     batch_invariant: bool
     graph_capture: bool
+    runner: str
+    speculative_method: str
+    num_speculative_tokens: int
     reasons: dict[str, str]
 
     def explained(self) -> list[str]:

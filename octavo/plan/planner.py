@@ -5,12 +5,22 @@ from __future__ import annotations
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from octavo.config.engine_config import EngineConfig
-from octavo.plan.native_ops import MODEL_OPS, NATIVE_DTYPES, NATIVE_HEAD_SIZE_MULTIPLE, NATIVE_ISAS, NATIVE_OPS
+from octavo.plan.native_ops import (
+    CACHE_OPS,
+    ENCODER_OPS,
+    MODEL_OPS,
+    NATIVE_BLOCK_SIZE_MULTIPLE,
+    NATIVE_DTYPES,
+    NATIVE_HEAD_SIZE_MULTIPLE,
+    NATIVE_ISAS,
+    NATIVE_OPS,
+)
 from octavo.plan.plan import Plan
 from octavo.plan.weights import quantization_of, weight_bytes_of
 from octavo.util.byte_size import format_byte_size
 from octavo.words.device_caps import DeviceCaps
 from octavo.words.errors import ConfigError, InsufficientMemoryError
+from octavo.words.kv_cache_spec import FullAttentionSpec
 from octavo.words.model_facts import ModelFacts
 
 DEFAULT_BLOCK_SIZE = 32
@@ -20,7 +30,6 @@ DEFAULT_MAX_NUM_SEQS = 128
 DEFAULT_NUM_LONG_REQUESTS = 4
 MIN_DEFAULT_KV_BYTES = 256 << 20
 
-_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _MAX_STEPS_IN_FLIGHT = {"uni": 1, "simulated": 2}
 
 T = TypeVar("T")
@@ -45,12 +54,15 @@ def make_plan(config: EngineConfig, facts: ModelFacts, caps: DeviceCaps) -> Plan
     kv_cache_dtype = _kv_cache_dtype(config, dtype.value)
     max_model_len = _max_model_len(config, facts)
     longest = max_model_len.value or facts.max_position
-    tokens, seqs = _step_budgets(config, longest)
+    tokens, seqs = _step_budgets(config, longest, facts.is_encoder)
     kernels = _kernels(config, caps, dtype.value)
     quantization = Decision(*quantization_of(config, facts, kernels.value))
     weight_bytes = weight_bytes_of(facts, dtype.value, quantization.value)
     left = _memory_beside_weights(caps, weight_bytes, dtype.value, quantization.value)
-    attention = _attention_backend(kernels.value, facts)
+    block_size = _block_size(config)
+    attention = _attention_backend(kernels.value, facts, block_size.value)
+    runner = _runner(config, facts)
+    speculation = _speculative_method(config, runner.value)
     decisions: dict[str, Decision[Any]] = {
         "device": _device(config, caps),
         "dtype": dtype,
@@ -59,22 +71,46 @@ def make_plan(config: EngineConfig, facts: ModelFacts, caps: DeviceCaps) -> Plan
         "kv_cache_dtype": kv_cache_dtype,
         "attention_backend": attention,
         "max_model_len": max_model_len,
-        "block_size": _block_size(config),
+        "block_size": block_size,
         "max_num_batched_tokens": tokens,
         "max_num_seqs": seqs,
-        "enable_prefix_caching": _as_asked(config.cache.enable_prefix_caching),
-        "enable_chunked_prefill": _as_asked(config.scheduler.enable_chunked_prefill),
+        "enable_prefix_caching": _whole_texts(config.cache.enable_prefix_caching, facts, runner.value),
+        "enable_chunked_prefill": _whole_texts(config.scheduler.enable_chunked_prefill, facts, runner.value),
         "kv_cache_bytes": _kv_cache_bytes(config, facts, left, kv_cache_dtype.value),
         "memory_fraction": _memory_fraction(config),
         "num_threads": _num_threads(config, caps),
         "max_steps_in_flight": _max_steps_in_flight(config),
         "kernels": kernels,
         "cpu_isa": _cpu_isa(config, caps, kernels.value),
-        "graph_capture": _graph_capture(config, kernels.value),
-        "batch_invariant": _batch_invariant(kernels.value, attention.value),
+        "graph_capture": _graph_capture(config, kernels.value, facts),
+        "batch_invariant": _batch_invariant(kernels.value, attention.value, facts),
+        "runner": runner,
+        "speculative_method": speculation,
+        "num_speculative_tokens": _num_speculative_tokens(config, speculation.value),
     }
     values = {name: decision.value for name, decision in decisions.items()}
     return Plan(**values, reasons={name: decision.reason for name, decision in decisions.items()})
+
+
+def _runner(config: EngineConfig, facts: ModelFacts) -> Decision[str]:
+    asked = config.model.runner
+    if facts.is_encoder:
+        if asked == "generate":
+            raise ConfigError(f"runner=generate cannot be had: {facts.source_architecture} generates nothing; use auto")
+        return Decision("pooling", "an encoder")
+    if asked != "auto":
+        return Decision(asked, "as asked")
+    if facts.pooling is not None:
+        return Decision("pooling", "auto: the checkpoint says how it pools")
+    return Decision("generate", "auto: a causal language model")
+
+
+def _whole_texts(asked: bool, facts: ModelFacts, runner: str) -> Decision[bool]:
+    """Where every token sees all others, or all are pooled, a text is computed at once and whole."""
+    kind = "last" if facts.pooling is None else facts.pooling.kind
+    if runner == "pooling" and (facts.is_encoder or kind != "last"):
+        return Decision(False, "off: a text is pooled from all of its tokens, computed in one step")
+    return _as_asked(asked)
 
 
 def _as_asked(value: T) -> Decision[T]:
@@ -129,11 +165,11 @@ def _block_size(config: EngineConfig) -> Decision[int | None]:
     return Decision(DEFAULT_BLOCK_SIZE, "default on a CPU")
 
 
-def _step_budgets(config: EngineConfig, longest: int) -> tuple[Decision[int], Decision[int]]:
+def _step_budgets(config: EngineConfig, longest: int, is_encoder: bool) -> tuple[Decision[int], Decision[int]]:
     """Tokens and requests per step: each running request needs a token, each whole prompt all of its tokens."""
     asked_tokens, asked_seqs = config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs
     _check_threshold(config, longest)
-    tokens = _tokens(config, longest)
+    tokens = _tokens(config, longest, is_encoder)
     if asked_seqs is None:
         if tokens.value >= DEFAULT_MAX_NUM_SEQS:
             return tokens, Decision(DEFAULT_MAX_NUM_SEQS, "default on a CPU")
@@ -159,9 +195,9 @@ def _check_threshold(config: EngineConfig, longest: int) -> None:
         )
 
 
-def _tokens(config: EngineConfig, longest: int) -> Decision[int]:
+def _tokens(config: EngineConfig, longest: int, is_encoder: bool) -> Decision[int]:
     asked = config.scheduler.max_num_batched_tokens
-    whole_prompts = not config.scheduler.enable_chunked_prefill
+    whole_prompts = not config.scheduler.enable_chunked_prefill or is_encoder
     if asked is None:
         if whole_prompts and longest > DEFAULT_MAX_NUM_BATCHED_TOKENS:
             return Decision(longest, f"raised to max_model_len={longest}: prompts are not split over steps")
@@ -175,6 +211,8 @@ def _tokens(config: EngineConfig, longest: int) -> Decision[int]:
 
 
 def _kv_cache_bytes(config: EngineConfig, facts: ModelFacts, left: int, kv_dtype: str) -> Decision[int | None]:
+    if facts.is_encoder:
+        return Decision(0, "an encoder keeps nothing")
     if config.cache.kv_cache_memory_bytes is not None:
         return Decision(config.cache.kv_cache_memory_bytes, "as asked")
     if config.cache.gpu_memory_utilization is not None:
@@ -193,9 +231,10 @@ def _longest_request_bytes(config: EngineConfig, facts: ModelFacts, kv_dtype: st
     asked = config.model.max_model_len
     length = asked if isinstance(asked, int) else facts.max_position
     block = config.cache.block_size or DEFAULT_BLOCK_SIZE
-    layer_token_bytes = 2 * facts.num_kv_heads * facts.head_size * _ITEM_BYTES[kv_dtype]
+    shape = {"num_kv_heads": facts.num_kv_heads, "head_size": facts.head_size}
+    token = FullAttentionSpec(block_size=1, dtype=kv_dtype, **shape)
     tokens = sum(min(length, _kept_tokens(facts, kind, length)) + block for kind in _layer_types(facts))
-    return tokens * layer_token_bytes
+    return tokens * token.natural_page_bytes
 
 
 def _layer_types(facts: ModelFacts) -> tuple[str, ...]:
@@ -285,27 +324,59 @@ def _cpu_isa(config: EngineConfig, caps: DeviceCaps, kernels: str) -> Decision[s
     return Decision(asked, "as asked")
 
 
-def _attention_backend(kernels: str, facts: ModelFacts) -> Decision[str]:
+def _attention_backend(kernels: str, facts: ModelFacts, block_size: int | None) -> Decision[str]:
     if kernels != "native":
         return Decision("reference", "plain torch, as the other kernels are")
     if facts.head_size % NATIVE_HEAD_SIZE_MULTIPLE:
         multiple = f"multiples of {NATIVE_HEAD_SIZE_MULTIPLE}"
         return Decision("reference", f"native attention takes head sizes that are {multiple}, not {facts.head_size}")
+    if (block_size or 0) % NATIVE_BLOCK_SIZE_MULTIPLE:
+        multiple = f"multiples of {NATIVE_BLOCK_SIZE_MULTIPLE}"
+        return Decision("reference", f"native attention takes block sizes that are {multiple}, not {block_size}")
     return Decision("cpu", "native kernels")
 
 
-def _graph_capture(config: EngineConfig, kernels: str) -> Decision[bool]:
+def _graph_capture(config: EngineConfig, kernels: str, facts: ModelFacts) -> Decision[bool]:
     if config.model.enforce_eager:
         return Decision(False, "enforce_eager, as asked")
     if kernels != "native":
         return Decision(False, "there is nothing to capture: ops run on plain torch")
+    if facts.is_encoder:
+        return Decision(False, "there is nothing to capture: most ops of an encoder run on plain torch")
     return Decision(True, "a step of native kernels can be one call")
 
 
-def _batch_invariant(kernels: str, attention: str) -> Decision[bool]:
+def _batch_invariant(kernels: str, attention: str, facts: ModelFacts) -> Decision[bool]:
     if kernels != "native":
         return Decision(False, "no, because ops run on plain torch, whose kernels change with the number of rows")
-    missing = sorted((MODEL_OPS - NATIVE_OPS) | ({"paged_attention"} if attention == "reference" else set()))
+    needed = ENCODER_OPS if facts.is_encoder else MODEL_OPS
+    own = CACHE_OPS if attention == "reference" and not facts.is_encoder else frozenset()
+    missing = sorted((needed - NATIVE_OPS) | own)
     if missing:
         return Decision(False, f"no, because {', '.join(missing)} on plain torch")
     return Decision(True, "yes: every op has a native kernel that gives a row the same bits among any others")
+
+
+def _speculative_method(config: EngineConfig, runner: str) -> Decision[str]:
+    asked, backend = config.speculation, config.parallel.distributed_executor_backend
+    if asked.speculative_method == "none":
+        return Decision("none", "default: each step brings a token")
+    if backend == "simulated" or config.load.load_format == "mock":
+        raise ConfigError(
+            "speculative_method=ngram cannot be had with a simulated model, which drafts nothing; drop it"
+        )
+    if runner != "generate":
+        raise ConfigError("speculative_method=ngram cannot be had with a pooling model, which says no tokens; drop it")
+    if asked.prompt_lookup_min > asked.prompt_lookup_max:
+        raise ConfigError(
+            f"prompt_lookup_min={asked.prompt_lookup_min} is above prompt_lookup_max={asked.prompt_lookup_max}: lower "
+            "it, or raise the other"
+        )
+    lengths = f"{asked.prompt_lookup_min} to {asked.prompt_lookup_max}"
+    return Decision(asked.speculative_method, f"as asked: drafts follow {lengths} tokens that were said before")
+
+
+def _num_speculative_tokens(config: EngineConfig, method: str) -> Decision[int]:
+    if method == "none":
+        return Decision(0, "nothing is drafted")
+    return Decision(config.speculation.num_speculative_tokens, "as asked, or the default")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from starlette.requests import Request
 
@@ -11,6 +12,7 @@ from octavo.config.server import ServerConfig
 from octavo.frontend.async_llm import AsyncLLM
 from octavo.server.api_error import ApiError
 from octavo.server.body import BodyReader
+from octavo.server.dialect import Dialect
 from octavo.server.engine_state import EngineState
 from octavo.server.gate import ServerLoad
 
@@ -34,6 +36,11 @@ class ServerContext:
     def llm(self) -> AsyncLLM:
         """The engine, or the error that a client gets while there is none."""
         return self.state.llm
+
+    @cached_property
+    def dialect(self) -> Dialect:
+        """How the model writes thoughts and calls; known once the engine is ready."""
+        return Dialect(self.llm.tokenizer, self.config)
 
     def check_model(self, name: str | None) -> str:
         """The name to answer with; ApiError 404 for a model that is not served. None means whatever is served."""

@@ -10,18 +10,25 @@ from octavo.frontend.async_llm import AsyncLLM
 
 
 async def conversation_ids(
-    llm: AsyncLLM, messages: Any, *, continues: bool = False, adds: bool | None = None, **options: Any
+    llm: AsyncLLM,
+    messages: Any,
+    *,
+    tools: list[dict[str, Any]] | None = None,
+    continues: bool = False,
+    adds: bool | None = None,
+    **options: Any,
 ) -> list[int]:
     """The conversation as the model's template writes it, as tokens. Raises RequestError naming what is wrong.
 
     ``continues`` goes on with the last message; ``adds`` (None: unless it continues) opens an answer. ``options`` are
     further variables of the template.
     """
-    size = text_size(messages)
+    size = text_size(messages) + text_size(tools)
     llm.check_text_length(size)
     render = partial(
         llm.tokenizer.apply_chat_template,
         messages,
+        tools=tools,
         add_generation_prompt=not continues if adds is None else adds,
         continue_final_message=continues,
         **options,

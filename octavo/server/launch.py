@@ -39,6 +39,7 @@ def serve(args: EngineArgs, config: ServerConfig, *, start_engine: StartEngine |
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _end_at_once)  # until the event loop takes them over
     api_keys = read_api_keys(config)
+    _check_parsers(config)
     listener = bind(config)
     logger.info("Listening on %s; the model is loading", address_of(listener, config))
     responder = StartupResponder(listener)
@@ -113,6 +114,13 @@ def read_api_keys(config: ServerConfig) -> list[str]:
             raise ConfigError(f"api_key_file {config.api_key_file!r} holds no key.")
         keys += found
     return keys
+
+
+def _check_parsers(config: ServerConfig) -> None:
+    if (config.tool_call_parser, config.reasoning_parser) != ("auto", "auto"):  # else nothing need be imported yet
+        from octavo.server.dialect import check_parsers
+
+        check_parsers(config)
 
 
 def _start_engine(args: EngineArgs) -> AsyncLLM:

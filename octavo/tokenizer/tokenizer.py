@@ -54,6 +54,16 @@ class Tokenizer:
         self.eos_token_id = eos_token_id
 
     @property
+    def num_prefix_tokens(self) -> int:
+        """Special tokens before a text."""
+        return len(self._prefix_ids)
+
+    @property
+    def num_suffix_tokens(self) -> int:
+        """Special tokens behind a text."""
+        return len(self._suffix_ids)
+
+    @property
     def special_ids(self) -> frozenset[int]:
         """Tokens that steer the model and are no text."""
         return self._vocabulary.special_ids

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from octavo.tokenizer.library_encoder import LibraryEncoder, component_state
 from octavo.tokenizer.tokenizer import Tokenizer
-from octavo.tokenizer.vocabulary import Spelling, Vocabulary, byte_level, sentencepiece
+from octavo.tokenizer.vocabulary import Spelling, Vocabulary, byte_level, sentencepiece, word_piece
 from octavo.words.errors import CheckpointError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -93,8 +93,10 @@ def _spelling(library: LibraryTokenizer, path: Path) -> Spelling:
     steps = {step.get("type") for step in state.get("decoders", [state])}
     if "ByteLevel" in steps:
         return byte_level
+    if steps == {"WordPiece"}:
+        return word_piece
     if steps <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"} and steps & {"Replace", "Metaspace"}:
         return sentencepiece
     names = ", ".join(sorted(str(step) for step in steps))
-    known = "ByteLevel, Metaspace, Replace with ByteFallback"
+    known = "ByteLevel, WordPiece, Metaspace, Replace with ByteFallback"
     raise UnsupportedError(f"{path}: decoder {names} is not supported; supported: {known}.")

@@ -39,6 +39,11 @@ def sentencepiece(token: str) -> bytes:
     return token.replace(SPACE_SIGN, " ").encode("utf-8")
 
 
+def word_piece(token: str) -> bytes:
+    """Spelling of WordPiece: a token begins a word, so a space stands before it, unless it starts with ##."""
+    return (token[2:] if token.startswith("##") else " " + token).encode("utf-8")
+
+
 class Vocabulary:
     """All tokens by id, and what they say.
 

@@ -12,6 +12,9 @@ import msgspec
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1, "float64": 8}
 
+SCALE_BYTES = 4
+"""Bytes of the float32 scale that an int8 key, and an int8 value, of one token and head comes with."""
+
 
 def cdiv(a: int, b: int) -> int:
     """Integer division rounded up."""
@@ -46,15 +49,23 @@ class KVCacheSpec(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class AttentionSpec(KVCacheSpec, frozen=True, kw_only=True, tag=True):
-    """Keys and values per token: 2 x num_kv_heads x head_size entries of ``dtype`` (a name, see DTYPE_BYTES)."""
+    """Keys and values per token: 2 x num_kv_heads x head_size entries of ``dtype`` (a name, see DTYPE_BYTES).
+
+    Keys and values of int8 have a scale each, which is stored within the page.
+    """
 
     num_kv_heads: int
     head_size: int
     dtype: str
 
     @property
+    def entries_per_head(self) -> int:
+        """Entries that a key, or a value, of one token and head takes, its scale included."""
+        return self.head_size + (SCALE_BYTES if self.dtype == "int8" else 0)
+
+    @property
     def natural_page_bytes(self) -> int:
-        return 2 * self.block_size * self.num_kv_heads * self.head_size * DTYPE_BYTES[self.dtype]
+        return 2 * self.block_size * self.num_kv_heads * self.entries_per_head * DTYPE_BYTES[self.dtype]
 
 
 class FullAttentionSpec(AttentionSpec, frozen=True, kw_only=True, tag="full"):

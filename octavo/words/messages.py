@@ -13,6 +13,7 @@ import enum
 
 import msgspec
 
+from octavo.words.pooling_params import PoolingParams
 from octavo.words.sampling_params import SamplingParams
 
 
@@ -34,7 +35,8 @@ class ResolvedSampling(msgspec.Struct, array_like=True, frozen=True, kw_only=Tru
     ``eos_token_ids`` end the request and are masked until min_tokens (empty under ignore_eos). ``num_text_tokens``
     is one past the last id the tokenizer knows: ids from there on are never sampled. ``choice_index`` is the
     position among n choices. ``max_tokens`` is at least 1. Structured output holds from the first token on, or, where
-    ``reasoning_end_ids`` are given, from the first time that the output ends with these.
+    ``reasoning_end_ids`` are given, from the first time that the output ends with these. A request with ``pooling``
+    gets numbers and no token.
     """
 
     params: SamplingParams
@@ -45,6 +47,7 @@ class ResolvedSampling(msgspec.Struct, array_like=True, frozen=True, kw_only=Tru
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     choice_index: int = 0
     reasoning_end_ids: tuple[int, ...] = ()
+    pooling: PoolingParams | None = None
 
 
 class EngineCoreRequest(msgspec.Struct, array_like=True, kw_only=True):
@@ -141,7 +144,8 @@ class ModelRunnerOutput(msgspec.Struct, array_like=True, kw_only=True):
     ``sampled_token_ids[i]`` is empty while request i is still in its prompt, one token for a decode, several when
     drafts were accepted. ``logprobs[i]`` has one row per sampled token, or is None. ``prompt_logprobs`` holds, per
     request that asked, the rows for prompt positions ``start + 1 ...`` of this step's chunk. ``failed`` maps a
-    request to the reason it cannot go on (NaN logits); it harms no other.
+    request to the reason it cannot go on (NaN logits); it harms no other. ``pooled`` holds the float32 numbers of
+    requests that asked for these.
     """
 
     step_id: int
@@ -151,13 +155,15 @@ class ModelRunnerOutput(msgspec.Struct, array_like=True, kw_only=True):
     prompt_logprobs: dict[str, list[LogprobsRow]] = {}
     failed: dict[str, str] = {}
     draft_token_ids: dict[str, list[int]] = {}
+    pooled: dict[str, bytes] = {}
 
 
 class EngineCoreOutput(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     """What a step brought to one request. Tokens after a stop are already trimmed.
 
     ``prompt_logprobs`` is sent once, with the first token, without the leading None. ``stop_reason`` is the stop
-    token id. Times are ``time.time`` seconds.
+    token id. Times are ``time.time`` seconds. ``num_draft_tokens`` were verified by this step, of which
+    ``num_accepted_tokens`` were right.
     """
 
     request_id: str
@@ -170,6 +176,9 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     num_preemptions: int = 0
     first_scheduled_time: float | None = None
     error: str | None = None
+    pooled: bytes | None = None
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 class PrefixCacheStats(msgspec.Struct, array_like=True, kw_only=True):
@@ -181,7 +190,10 @@ class PrefixCacheStats(msgspec.Struct, array_like=True, kw_only=True):
 
 
 class SchedulerStats(msgspec.Struct, array_like=True, kw_only=True):
-    """The scheduler after a step. Counters are totals since start; ``kv_cache_usage`` is 0..1."""
+    """The scheduler after a step. Counters are totals since start; ``kv_cache_usage`` is 0..1.
+
+    ``num_drafts`` counts steps of requests that verified drafts.
+    """
 
     num_running: int = 0
     num_waiting: int = 0
@@ -192,6 +204,9 @@ class SchedulerStats(msgspec.Struct, array_like=True, kw_only=True):
     num_steps: int = 0
     num_prompt_tokens: int = 0
     num_generation_tokens: int = 0
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, kw_only=True):

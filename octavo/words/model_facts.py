@@ -30,14 +30,23 @@ class RopeFacts(msgspec.Struct, frozen=True, kw_only=True):
     long_factor: tuple[float, ...] | None = None
 
 
+class PoolingFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """How a checkpoint's hidden states become one vector: kind "mean", "cls" or "last", then length 1 or as it is."""
+
+    kind: str
+    normalize: bool = False
+
+
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What a model is. ``architecture`` is the family's file in device/models (llama, qwen2, gemma3 ...).
 
     ``layer_types`` has one of full, sliding_window, chunked_local per layer. ``sliding_window`` counts the token
     itself. ``weight_format`` is safetensors, gguf or dummy; ``stored_dtype`` is the main float type of the files.
     ``num_parameters`` and ``weight_bytes`` (as stored) come from the headers; ``bytes_by_type`` splits the latter of a
-    GGUF file by its tensor types. ``norm_weight_offset`` is 1 where the
-    norm multiplies by 1 + weight (Gemma's checkpoints as Hugging Face stores them), else 0.
+    GGUF file by its tensor types. ``norm_weight_offset`` is 1 where the norm multiplies by 1 + weight (Gemma's
+    checkpoints as Hugging Face stores them), else 0. ``pooling`` is there where the checkpoint says how it pools.
+    ``is_encoder``: every token sees every other, nothing is generated; ``num_labels`` are the outputs of its
+    classifier, 0 for none. ``rope.rotary_dim`` 0: ``num_positions`` positions are learned.
     """
 
     architecture: str
@@ -73,4 +82,9 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int = 0
     bytes_by_type: dict[str, int] = {}
     eos_token_ids: tuple[int, ...] = ()
+    pooling: PoolingFacts | None = None
+    is_encoder: bool = False
+    num_positions: int = 0
+    num_token_types: int = 0
+    num_labels: int = 0
     bos_token_id: int | None = None

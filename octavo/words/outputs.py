@@ -14,13 +14,18 @@ class Logprob(msgspec.Struct, frozen=True):
 
 
 class RequestMetrics(msgspec.Struct, kw_only=True):
-    """When things happened to a request (seconds, ``time.time``), and what it cost."""
+    """When things happened to a request (seconds, ``time.time``), and what it cost.
+
+    ``num_draft_tokens`` were guessed for it and verified, of which ``num_accepted_tokens`` were right.
+    """
 
     arrival_time: float = 0.0
     first_scheduled_time: float | None = None
     first_token_time: float | None = None
     finished_time: float | None = None
     num_preemptions: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 class CompletionOutput(msgspec.Struct, kw_only=True):
@@ -43,6 +48,23 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
     @property
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+
+class PoolingOutput(msgspec.Struct, kw_only=True):
+    """What a text was pooled to: a vector, probabilities, one score, or a vector per token one after the other."""
+
+    data: list[float]
+
+
+class PoolingRequestOutput(msgspec.Struct, kw_only=True):
+    """A pooling request's answer; ``error`` says why there is none."""
+
+    request_id: str
+    outputs: PoolingOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True
+    error: str | None = None
 
 
 class RequestOutput(msgspec.Struct, kw_only=True):

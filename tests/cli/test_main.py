@@ -91,6 +91,7 @@ def test_an_unknown_flag_names_the_nearest_and_exits_with_2(args: list[str], nea
         (["--max-num-seqs", "0", "--prompt", "x"], "max_num_seqs"),
         (["--dtype", "float8", "--prompt", "x"], "float8"),
         (["--logit-bias", "nope", "--prompt", "x"], "--logit-bias"),
+        (["--structured-outputs", "{}", "--prompt", "x"], "exactly one"),
         (["--prompt-file", "/does/not/exist"], "/does/not/exist"),
         ([], "no prompt"),
     ],

@@ -146,7 +146,7 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any
     folder = tmp_path_factory.mktemp("windowed")
     make_succ(folder / "succ")
     save_tiny_model(folder / "model", "gemma3")
-    yield {"model": str(folder / "model"), "tokenizer": str(folder / "succ"), "max_model_len": 256, "block_size": 8}
+    yield {"model": str(folder / "model"), "tokenizer": str(folder / "succ"), "max_model_len": 256, "block_size": 16}
 
 
 def test_windows_served_as_full_attention_change_no_answer(windowed: dict[str, Any]) -> None:

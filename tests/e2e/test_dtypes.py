@@ -16,6 +16,8 @@ from tests.tiny_models import ARCHITECTURES, save_tiny_model
 PARAMS = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True, prompt_logprobs=0, detokenize=False)
 # Rounding to eight bits moves a logprob by this much on average; the logprobs themselves spread by more than 1.
 BFLOAT16_MOVES = 0.1
+# (weights and activations, cache)
+COMBINATIONS = (("bfloat16", "auto"), ("float32", "bfloat16"), ("bfloat16", "float32"), ("float32", "int8"))
 
 
 def ask(folder: Path, **options: Any) -> tuple[list[RequestOutput], LLM]:
@@ -36,7 +38,7 @@ def test_bfloat16_is_near_to_float32(architecture: str, tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "model", architecture)
     exact = prompt_logprobs(ask(tmp_path, dtype="float32")[0])
     assert statistics.pstdev(exact) > 1.0
-    for dtype, kv_cache_dtype in (("bfloat16", "auto"), ("float32", "bfloat16"), ("bfloat16", "float32")):
+    for dtype, kv_cache_dtype in COMBINATIONS:
         outputs, llm = ask(tmp_path, dtype=dtype, kv_cache_dtype=kv_cache_dtype)
         wanted_kv = dtype if kv_cache_dtype == "auto" else kv_cache_dtype
         assert {group.spec.dtype for group in llm.info.kv_cache_config.groups} == {wanted_kv}

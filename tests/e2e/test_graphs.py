@@ -126,15 +126,16 @@ def test_a_model_that_cannot_be_captured_is_served_op_by_op_with_a_warning(
         assert answers(ask(llm)) == tried
 
 
-def test_attention_without_a_native_kernel_splits_the_step_at_each_layer(tmp_path: Path) -> None:
+def test_attention_without_a_native_kernel_splits_the_step_twice_at_each_layer(tmp_path: Path) -> None:
     make_succ(tmp_path / "succ")
     save_tiny_model(tmp_path / "model", "llama", head_dim=12)
     options = {"model": str(tmp_path / "model"), "tokenizer": str(tmp_path / "succ"), "max_model_len": 256}
     with LLM(**options) as llm:
         replayed = answers(ask(llm))
         assert llm.info.plan.attention_backend == "reference"
-        assert llm.info.graph is not None and len(llm.info.graph.splits) == llm.info.facts.num_layers
-        assert llm.info.graph.splits[0] == "paged_attention (layers.0.attention.attention)"
+        assert llm.info.graph is not None and len(llm.info.graph.splits) == 2 * llm.info.facts.num_layers
+        ops = ["qkv_rope_write (layers.0.attention)", "paged_attention (layers.0.attention.attention)"]
+        assert llm.info.graph.splits[:2] == ops
     with LLM(**options, enforce_eager=True) as llm:
         assert answers(ask(llm)) == replayed
         assert llm.info.graph is not None and llm.info.graph.reason == "enforce_eager, as asked"

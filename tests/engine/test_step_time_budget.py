@@ -10,7 +10,8 @@ import pytest
 
 from octavo.control.kv.manager import KVCacheManager
 from octavo.control.kv.planning import plan_kv_cache
-from octavo.control.scheduler.scheduler import Scheduler, SchedulerLimits
+from octavo.control.scheduler.limits import SchedulerLimits
+from octavo.control.scheduler.scheduler import Scheduler
 from octavo.engine.core import EngineCore
 from octavo.executor.simulated import SimulatedExecutor
 from octavo.words.messages import SchedulerOutput

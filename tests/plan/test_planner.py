@@ -195,7 +195,10 @@ def test_without_the_compiled_library_ops_run_on_the_reference() -> None:
 def test_an_op_on_plain_torch_is_named_where_it_spoils_batch_invariance() -> None:
     found = plan(caps=NATIVE, facts=msgspec.structs.replace(SMALL, head_size=12))
     assert (found.attention_backend, found.batch_invariant) == ("reference", False)
-    assert "no, because paged_attention" in found.reasons["batch_invariant"]
+    assert "no, because paged_attention, qkv_rope_write" in found.reasons["batch_invariant"]
+    found = plan(caps=NATIVE, block_size=24)
+    assert (found.attention_backend, found.batch_invariant) == ("reference", False)
+    assert "block sizes that are multiples of 16, not 24" in found.reasons["attention_backend"]
 
 
 def test_an_instruction_set_the_cpu_lacks_is_refused_with_those_it_has() -> None:

@@ -36,6 +36,12 @@ def test_every_kind_survives_the_wire(spec: AnyKVCacheSpec) -> None:
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(spec), type=AnyKVCacheSpec) == spec
 
 
+def test_int8_pages_count_their_scales() -> None:
+    int8 = FullAttentionSpec(**HEADS | {"dtype": "int8"})
+    assert int8.page_bytes == 2 * 16 * 3 * (64 + 4)
+    assert MLAAttentionSpec(**HEADS | {"dtype": "int8"}).page_bytes == 16 * 3 * 64
+
+
 def test_smollm2_takes_23040_bytes_a_token_in_bfloat16() -> None:
     assert 30 * FULL.page_bytes // FULL.block_size == 23_040
 

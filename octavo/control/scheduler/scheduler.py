@@ -20,18 +20,19 @@ from __future__ import annotations
 
 import bisect
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 
 from octavo.control.kv.manager import KVBlocks, KVCacheManager
-from octavo.control.request import Request, RequestStatus
+from octavo.control.request import NEVER, Request, RequestStatus
+from octavo.control.scheduler.drafts import DraftCounts
 from octavo.control.scheduler.gates import Gate, is_held
+from octavo.control.scheduler.limits import SchedulerLimits
 from octavo.control.scheduler.queues import QUEUES, RequestQueue
 from octavo.control.scheduler.step_builder import StepBuilder, StepLoad
 from octavo.control.scheduler.step_time import StepTimeLimit, StepTimeModel
 from octavo.control.scheduler.stopping import check_stop
 from octavo.control.scheduler.token_limits import token_limits
-from octavo.words.errors import ConfigError, RequestError
+from octavo.words.errors import RequestError
 from octavo.words.messages import (
     CachedRequestData,
     EngineCoreOutput,
@@ -44,40 +45,6 @@ from octavo.words.messages import (
 
 RUNNING = RequestStatus.RUNNING
 PREEMPTED = RequestStatus.PREEMPTED
-
-
-@dataclass(frozen=True, kw_only=True)
-class SchedulerLimits:
-    """The bounds of every step; raises ConfigError for values no step could meet.
-
-    ``max_num_batched_tokens`` is the token budget of a step, ``max_num_seqs`` the most requests running at once.
-    ``watermark`` is the share of blocks that must stay free when a request joins running ones.
-    ``num_lookahead_tokens`` are slots that a drafter fills beyond the tokens of a step. Prompt tokens beside decodes
-    are so many that a step takes ``max_step_seconds`` (0 = however long); without chunked prefill this says nothing.
-    """
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    enable_chunked_prefill: bool = True
-    long_prefill_token_threshold: int = 0
-    policy: str = "fcfs"
-    watermark: float = 0.0
-    num_lookahead_tokens: int = 0
-    max_steps_in_flight: int = 1
-    max_step_seconds: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "max_steps_in_flight"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        for name in ("long_prefill_token_threshold", "num_lookahead_tokens", "max_step_seconds"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}.")
-        if not 0.0 <= self.watermark < 1.0:
-            raise ConfigError(f"watermark must be at least 0 and below 1, got {self.watermark}.")
-        if self.policy not in QUEUES:
-            raise ConfigError(f"scheduling_policy must be one of {', '.join(QUEUES)}, got {self.policy!r}.")
 
 
 class Scheduler:
@@ -116,6 +83,7 @@ class Scheduler:
         self._num_preemptions = 0
         self._num_prompt_tokens = 0
         self._num_generation_tokens = 0
+        self._drafts = DraftCounts()
 
     # ---- requests come and go -------------------------------------------------------------------------------------
 
@@ -130,7 +98,9 @@ class Scheduler:
             raise RequestError(f"request id {request_id!r} is in use: give each request its own.", param="request_id")
         self.requests[request_id] = request
         max_tokens = request.sampling.max_tokens
-        request.max_total_tokens = min(request.num_prompt_tokens + max_tokens, self.max_request_len)
+        # Where numbers are wanted the whole text is computed: no token follows that need not be.
+        longest = self.max_request_len if request.sampling.pooling is None else NEVER
+        request.max_total_tokens = min(request.num_prompt_tokens + max_tokens, longest)
         replay_ended = check_stop(request) if request.num_output_tokens else None
         why_never = self._why_it_can_never_run(request)
         if replay_ended is not None:
@@ -184,6 +154,7 @@ class Scheduler:
             num_steps=self._last_step_id,
             num_prompt_tokens=self._num_prompt_tokens,
             num_generation_tokens=self._num_generation_tokens,
+            **vars(self._drafts),
         )
 
     def reset_prefix_cache(self) -> bool:
@@ -397,6 +368,7 @@ class Scheduler:
         outputs = self._report_ended_early()
 
         requests, drafts, num_before = self.requests, step.draft_token_ids, len(self.requests)
+        self._take_pooled(result.pooled, outputs)
         logprobs = result.logprobs or [None] * len(result.request_ids)
         for request_id, token_ids, rows in zip(result.request_ids, result.sampled_token_ids, logprobs, strict=True):
             request = requests.get(request_id)
@@ -456,6 +428,9 @@ class Scheduler:
         """Append sampled tokens up to the one that ends the request; take back what rejected drafts had counted."""
         request.num_output_placeholders -= 1 + num_drafts
         request.num_computed_tokens -= 1 + num_drafts - len(token_ids)
+        num_accepted = len(token_ids) - 1
+        if num_drafts:
+            self._drafts.observe(num_drafts, num_accepted)
         prompt_logprobs = None
         if request.prompt_logprobs:
             prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, []
@@ -482,7 +457,27 @@ class Scheduler:
             num_cached_tokens=request.num_cached_tokens,
             num_preemptions=request.num_preemptions,
             first_scheduled_time=request.first_scheduled_time,
+            num_draft_tokens=num_drafts,
+            num_accepted_tokens=num_accepted,
         )
+
+    def _take_pooled(self, pooled: Mapping[str, bytes], outputs: dict[int, list[EngineCoreOutput]]) -> None:
+        """End the requests that wanted numbers and have them."""
+        for request_id, numbers in pooled.items():
+            request = self.requests.get(request_id)
+            if request is None:
+                continue
+            self._finish(request, RequestStatus.FINISHED_STOPPED)
+            output = EngineCoreOutput(
+                request_id=request_id,
+                new_token_ids=[],
+                finish_reason=request.finish_reason,
+                num_cached_tokens=request.num_cached_tokens,
+                num_preemptions=request.num_preemptions,
+                first_scheduled_time=request.first_scheduled_time,
+                pooled=numbers,
+            )
+            outputs.setdefault(request.client_index, []).append(output)
 
     def _take_prompt_logprobs(self, request: Request, result: ModelRunnerOutput) -> None:
         """Collect a chunk's rows; they are sent with the first token, so a preempted request's are not needed twice."""
@@ -561,12 +556,13 @@ class Scheduler:
         num_tokens = request.num_tokens
         if num_tokens == 0:
             return "the prompt is empty: give at least one token."
-        if num_tokens >= self.limits.max_model_len:
+        room = 0 if request.sampling.pooling is not None else 1
+        if num_tokens + room > self.limits.max_model_len:
             return (
                 f"the prompt has {num_tokens} tokens and the context length is {self.limits.max_model_len}: at most "
                 f"{self.limits.max_model_len - 1} leave room for an answer. Shorten it or raise --max-model-len."
             )
-        if num_tokens >= self.max_request_len:
+        if num_tokens + room > self.max_request_len:
             return (
                 f"the prompt has {num_tokens} tokens and with one token of output needs room for {num_tokens + 1}, but "
                 f"the whole KV cache holds {self.max_request_len} tokens. Shorten it or enlarge the cache "

@@ -17,6 +17,7 @@ from octavo.words.messages import GrammarMasks, SchedulerOutput
 from octavo.words.structured_outputs import StructuredOutputParams
 
 MAX_CACHED_GRAMMARS = 64
+ALL_ALLOWED = -1
 
 
 class StructuredOutput(Protocol):
@@ -71,6 +72,17 @@ class GrammarConstraint:
     @property
     def is_active(self) -> bool:
         return not self._begins_after
+
+    def num_free(self, draft_token_ids: Sequence[int]) -> int | None:
+        """How many tokens come before the first one that the grammar constrains; None where the drafts end first."""
+        if self.is_active:
+            return 0
+        seen, end = self._seen, self._begins_after
+        for index, draft in enumerate(draft_token_ids):
+            seen = (*seen, draft)[-len(end) :]
+            if seen == end:
+                return index + 1
+        return None
 
     def take(self, token_id: int) -> bool:
         if self.is_active:
@@ -131,11 +143,13 @@ class StructuredOutputManager:
         return failed
 
     def begin_masks(self, step: SchedulerOutput, requests: Mapping[str, Request]) -> Future[GrammarMasks] | None:
-        asking = [
-            (request_id, constraint.grammar, step.draft_token_ids.get(request_id, []))
-            for request_id in step.num_scheduled_tokens
-            if (constraint := _mask_of(requests.get(request_id))) is not None
-        ]
+        asking = []
+        for request_id in step.num_scheduled_tokens:
+            constraint = _mask_of(requests.get(request_id))
+            drafts = step.draft_token_ids.get(request_id, [])
+            num_free = None if constraint is None else constraint.num_free(drafts)
+            if constraint is not None and num_free is not None:
+                asking.append((request_id, constraint.grammar, drafts, num_free))
         if not asking:
             return None
         self.num_masks += len(asking)
@@ -164,18 +178,19 @@ class StructuredOutputManager:
         self._cache.move_to_end(key)
         return self._cache[key].copy()
 
-    def _masks(self, asking: Sequence[tuple[str, Grammar, Sequence[int]]]) -> GrammarMasks:
+    def _masks(self, asking: Sequence[tuple[str, Grammar, Sequence[int], int]]) -> GrammarMasks:
         assert self._backend is not None
         rows: dict[str, tuple[int, int]] = {}
         end = 0
-        for request_id, _, drafts in asking:
+        for request_id, _, drafts, _ in asking:
             start, end = end, end + 1 + len(drafts)
             rows[request_id] = (start, end)
         bitmask = np.zeros((end, self._backend.num_mask_words), dtype=np.int32)
         failed = {}
-        for request_id, grammar, drafts in asking:
+        for request_id, grammar, drafts, num_free in asking:
             start, end = rows[request_id]
-            grammar.fill(bitmask[start:end], drafts)
+            bitmask[start : start + num_free] = ALL_ALLOWED
+            grammar.fill(bitmask[start + num_free : end], drafts[num_free:])
             if grammar.error is not None:
                 failed[request_id] = grammar.error
         return GrammarMasks(rows, self._backend.num_mask_words, bitmask.tobytes(), failed)
@@ -183,6 +198,6 @@ class StructuredOutputManager:
 
 def _mask_of(request: Request | None) -> GrammarConstraint | None:
     """The constraint to ask, if the request is constrained and its step ends with a token of its own."""
-    if request is None or not isinstance(request.constraint, GrammarConstraint) or not request.constraint.is_active:
+    if request is None or not isinstance(request.constraint, GrammarConstraint):
         return None
     return request.constraint if request.num_computed_tokens >= request.num_tokens else None

@@ -81,14 +81,17 @@ class AttentionBackend(Protocol):
     Made without arguments, or from the NativeContext if its support says ``needs_native``.
 
     ``preferred_block_sizes`` are kernel block sizes in tokens, best first; the first is used where nobody asked.
+    How a block's bytes are laid out is the backend's own affair, and that of the ``qkv_rope_write`` that goes with it;
+    ``block_axis`` is the axis of a cache tensor that counts blocks, and a block's bytes lie together.
     """
 
     name: str
     support: Support
     preferred_block_sizes: tuple[int, ...]
+    block_axis: int
 
-    def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_size: int) -> tuple[int, ...]:
-        """Shape of one layer's cache tensor; [2, num_blocks, block_size, num_kv_heads, head_size], keys first."""
+    def kv_cache_shape(self, num_blocks: int, spec: AttentionSpec) -> tuple[int, ...]:
+        """Shape of one layer's cache tensor, of the spec's dtype, for blocks of ``spec.block_size`` tokens."""
         ...
 
     def build_metadata(self, common: CommonMetadata, spec: AttentionSpec) -> AttentionMetadata:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from octavo.device.attention.metadata import AttentionMetadata
 
 
@@ -12,8 +14,11 @@ from octavo.device.attention.metadata import AttentionMetadata
 class ForwardContext:
     """One forward pass: ``metadata`` by attention layer name, and the rows of the step, padding included.
 
-    Model code hands it on and never looks inside; layers of one KV group share one metadata object.
+    Model code hands it on and never looks inside; layers of one KV group share one metadata object. Encoders keep
+    nothing; they take ``query_start_loc`` [R + 1] int32, and ``token_types`` [T] int64 where a step has pairs of texts.
     """
 
     metadata: Mapping[str, AttentionMetadata]
     num_tokens: int
+    query_start_loc: Tensor | None = None
+    token_types: Tensor | None = None

@@ -10,9 +10,15 @@ from torch import Tensor
 from octavo.device.attention.backend import Support
 from octavo.device.attention.metadata import AttentionMetadata, CommonMetadata
 from octavo.device.ops.native.context import NativeContext
+from octavo.device.ops.native.kv_cache import native_cache_shape
 from octavo.device.ops.native.paged_attention import NativeStep, attend
 from octavo.device.ops.paged_attention import AttentionOptions
-from octavo.plan.native_ops import NATIVE_DTYPES, NATIVE_HEAD_SIZE_MULTIPLE
+from octavo.plan.native_ops import (
+    NATIVE_BLOCK_SIZE_MULTIPLE,
+    NATIVE_CACHE_DTYPES,
+    NATIVE_DTYPES,
+    NATIVE_HEAD_SIZE_MULTIPLE,
+)
 from octavo.words.kv_cache_spec import AttentionSpec
 
 
@@ -30,18 +36,20 @@ class CpuAttention:
     support = Support(
         devices=("cpu",),
         dtypes=NATIVE_DTYPES,
-        kv_cache_dtypes=NATIVE_DTYPES,
+        kv_cache_dtypes=NATIVE_CACHE_DTYPES,
         head_size_multiple=NATIVE_HEAD_SIZE_MULTIPLE,
+        block_size_multiple=NATIVE_BLOCK_SIZE_MULTIPLE,
         needs_native=True,
     )
     preferred_block_sizes = (32, 16, 64)
+    block_axis = 0
 
     def __init__(self, native: NativeContext) -> None:
         self._native = native
         self._attend = native.op("paged_attention", partial(attend, native), has_kernel=True)
 
-    def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_size: int) -> tuple[int, ...]:
-        return (2, num_blocks, block_size, num_kv_heads, head_size)
+    def kv_cache_shape(self, num_blocks: int, spec: AttentionSpec) -> tuple[int, ...]:
+        return native_cache_shape(num_blocks, spec)
 
     def build_metadata(self, common: CommonMetadata, spec: AttentionSpec) -> CpuMetadata:
         step = NativeStep(self._native, common.query_start_loc, common.seq_lens, common.block_table)

@@ -25,12 +25,13 @@ class ReferenceAttention:
     name = "reference"
     support = Support(
         dtypes=("float32", "bfloat16", "float16"),
-        kv_cache_dtypes=("float32", "bfloat16", "float16"),
+        kv_cache_dtypes=("float32", "bfloat16", "float16", "int8"),
     )
     preferred_block_sizes = (32, 16, 64)
+    block_axis = 1
 
-    def kv_cache_shape(self, num_blocks: int, block_size: int, num_kv_heads: int, head_size: int) -> tuple[int, ...]:
-        return (2, num_blocks, block_size, num_kv_heads, head_size)
+    def kv_cache_shape(self, num_blocks: int, spec: AttentionSpec) -> tuple[int, ...]:
+        return (2, num_blocks, spec.block_size, spec.num_kv_heads, spec.entries_per_head)
 
     def build_metadata(self, common: CommonMetadata, spec: AttentionSpec) -> ReferenceMetadata:
         work = WorkList(common.query_start_loc_host, common.seq_lens_host, common.block_table, common.block_size)

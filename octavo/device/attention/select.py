@@ -48,6 +48,6 @@ class CalledAttention:
 
     def __init__(self, backend: AttentionBackend, native: NativeContext) -> None:
         self.name, self.support = backend.name, backend.support
-        self.preferred_block_sizes = backend.preferred_block_sizes
+        self.preferred_block_sizes, self.block_axis = backend.preferred_block_sizes, backend.block_axis
         self.kv_cache_shape, self.build_metadata = backend.kv_cache_shape, backend.build_metadata
         self.forward = native.op("paged_attention", backend.forward, has_kernel=False)

@@ -22,8 +22,8 @@ from octavo.words.kv_cache_spec import (
 class Attention(nn.Module):
     """Causal attention of one layer over its paged cache; ``name`` is its key in specs, metadata and caches.
 
-    ``kv_cache`` is [2, num_blocks, block_size, num_kv_heads, head_size], owned by the worker, which binds it with
-    ``bind_kv_cache``; a forward before that is a bug of ours.
+    ``kv_cache`` is of the backend's ``kv_cache_shape``, owned by the worker, which binds it with ``bind_kv_cache``; a
+    forward before that is a bug of ours.
     """
 
     kv_cache: Tensor

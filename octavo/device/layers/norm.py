@@ -1,4 +1,4 @@
-"""RMS normalisation, alone or behind the addition to the residual stream."""
+"""Normalisation, alone or behind the addition to the residual stream."""
 
 from __future__ import annotations
 
@@ -27,3 +27,18 @@ class RMSNorm(nn.Module):
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Return the normalised sum and the sum, which is the new residual stream."""
         return self.kernels.add_rms_norm(x, residual, self.weight, self.eps, self.weight_offset)
+
+
+class LayerNorm(nn.Module):
+    """Layer normalisation of a sum, as post-norm models have it."""
+
+    def __init__(self, width: int, eps: float, *, dtype: torch.dtype, kernels: Kernels) -> None:
+        super().__init__()
+        self.kernels = kernels
+        self.weight = nn.Parameter(torch.empty(width, dtype=dtype), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(width, dtype=dtype), requires_grad=False)
+        self.eps = eps
+
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        """x, residual: [..., width] -> the normalised sum."""
+        return self.kernels.add_layer_norm(x, residual, self.weight, self.bias, self.eps)

@@ -8,4 +8,5 @@ MODELS: dict[str, str] = {
     "qwen2": "octavo.device.models.qwen2:Qwen2ForCausalLM",
     "qwen3": "octavo.device.models.qwen3:Qwen3ForCausalLM",
     "gemma3": "octavo.device.models.gemma3:Gemma3ForCausalLM",
+    "bert": "octavo.device.models.bert:BertModel",
 }

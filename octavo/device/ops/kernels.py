@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Collection
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from octavo.device.ops.native.context import NativeContext, Op, open_native
@@ -19,10 +20,13 @@ class Kernels:
     and its attention need it too.
     """
 
+    add_layer_norm: Op
     add_rms_norm: Op
     embedding: Op
+    encoder_attention: Op
     gate_up_activation: Op
     linear: Op
+    linear_activation: Op
     lm_head: Op
     paged_attention: Op
     qkv_rope_write: Op
@@ -55,6 +59,15 @@ def load_kernels(backend: str, num_threads: int = 1, isa: str = "auto") -> Kerne
     own = {name: resolve(OPS[name][backend])(native) for name in OP_NAMES if backend in OPS[name]}
     ops = {name: native.op(name, op, has_kernel=name in own) for name, op in (reference | own).items()}
     return Kernels(**ops, backend=backend, missing=frozenset(OP_NAMES) - own.keys(), native=native)
+
+
+def with_reference(kernels: Kernels, names: Collection[str]) -> Kernels:
+    """The same kernels, but with the reference of these ops."""
+    ops = {name: resolve(OPS[name]["reference"]) for name in names}
+    if kernels.native is None:
+        return replace(kernels, **ops)
+    seen = {name: kernels.native.op(name, op, has_kernel=False) for name, op in ops.items()}
+    return replace(kernels, **seen, missing=kernels.missing | seen.keys())
 
 
 REFERENCE_KERNELS = load_kernels("reference")

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from octavo.device.ops.qkv_rope_write import dequantize
+
 ROWS_PER_TILE = 256
 """Longest run of one request's rows in a tile: bounds the mask, and skips most keys after the diagonal."""
 
@@ -151,8 +153,7 @@ def paged_attention(
     """Attend from each row to its request's cached tokens up to itself, this step's included.
 
     query:    [T, num_heads, head_size], not scaled; query head h reads KV head h // (num_heads / num_kv_heads).
-    kv_cache: [2, num_blocks, block_size, num_kv_heads, head_size], keys then values; the strides of the first two
-              axes are free.
+    kv_cache: what this backend's ``qkv_rope_write`` has stored.
     sinks:    [num_heads] or None; a logit per head that takes part in the softmax and carries no value.
     Returns [T, num_heads, head_size] in query's dtype; rows of no request are zero. Everything between is float32,
     rounded once. Cache slots outside what a request's rows may see are selected out: they may hold NaN. A request's
@@ -170,7 +171,8 @@ def paged_attention(
 
 def _gather(cache: Tensor, tile: Tile) -> Tensor:
     """[num_blocks, block_size, num_kv_heads, head_size] -> [G, num_kv_heads, L, head_size] float32, a strided view."""
-    gathered = cache.index_select(0, tile.blocks).flatten(0, 1).float()
+    gathered = cache.index_select(0, tile.blocks).flatten(0, 1)
+    gathered = dequantize(gathered) if gathered.dtype == torch.int8 else gathered.float()
     gathered.index_fill_(0, tile.invisible, 0.0)
     return gathered.unflatten(0, (tile.num_requests, -1)).transpose(1, 2)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from octavo.device.ops.linear import LinearWeight, linear
 from octavo.device.ops.rms_norm import rms_norm
 from octavo.device.ops.rope import RopeTable, rope
+from octavo.words.kv_cache_spec import SCALE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +37,15 @@ def qkv_rope_write(
     x:            [T, hidden_size].
     weight:       rows for all query heads, then all key heads, then all value heads (and their bias).
     positions:    [T] int64, below the table's length.
-    kv_cache:     [2, num_blocks, block_size, num_kv_heads, head_size], keys then values, any float dtype; written in
-                  place; the strides of the first two axes are free.
+    kv_cache:     as the op's backend lays it out, written in place; for the reference [2, num_blocks, block_size,
+                  num_kv_heads, head_size], keys then values, any float dtype, the strides of the first two axes free.
+                  In int8 a key or value is followed by the four bytes of its float32 scale (``quantize``).
     slot_mapping: [T] int64, block_id * block_size + offset, distinct; a row of slot -1 is padding and not stored.
     Returns queries [T, num_heads, head_size], rotated, not scaled, in x's dtype. The projection is rounded to x's
     dtype as ``linear`` does; norm and rotation are float32 each with one rounding to x's dtype; what is stored is then
     converted to the cache's dtype.
     """
-    num_kv_heads, head_size = kv_cache.shape[3:]
+    num_kv_heads, head_size = kv_cache.shape[3], _head_size(kv_cache)
     heads = linear(x, weight).unflatten(-1, (-1, head_size))
     num_heads = heads.shape[1] - 2 * num_kv_heads
     query_key, value = heads.split((num_heads + num_kv_heads, num_kv_heads), dim=1)
@@ -64,5 +66,35 @@ def write_kv(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor)
         key, value, slot_mapping = key[stored], value[stored], slot_mapping[stored]
     block_size = kv_cache.shape[2]
     slots = (slot_mapping // block_size, slot_mapping % block_size)
-    kv_cache[0].index_put_(slots, key.to(kv_cache.dtype))
-    kv_cache[1].index_put_(slots, value.to(kv_cache.dtype))
+    kv_cache[0].index_put_(slots, _as_stored(key, kv_cache.dtype))
+    kv_cache[1].index_put_(slots, _as_stored(value, kv_cache.dtype))
+
+
+def quantize(entries: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys or values [..., head_size] as int8 and the scale to multiply them by, float32 [..., 1].
+
+    The scale is the largest magnitude / 127; entries times 127 / largest are rounded to the nearest, ties to even.
+    A number that is not finite makes the scale NaN.
+    """
+    entries = entries.float()
+    largest = entries.abs().amax(dim=-1, keepdim=True)
+    inverse = torch.where((largest > 0) & largest.isfinite(), 127 / largest, 0.0)
+    scale = torch.where(largest.isfinite(), largest / 127, torch.nan)
+    return (entries * inverse).nan_to_num_().round_().to(torch.int8), scale
+
+
+def dequantize(stored: Tensor) -> Tensor:
+    """Int8 entries and their scales, [..., head_size + 4], as float32 [..., head_size]."""
+    entries, scale = stored[..., :-SCALE_BYTES], stored[..., -SCALE_BYTES:].contiguous().view(torch.float32)
+    return entries * scale
+
+
+def _as_stored(entries: Tensor, dtype: torch.dtype) -> Tensor:
+    if dtype != torch.int8:
+        return entries.to(dtype)
+    whole, scale = quantize(entries)
+    return torch.cat((whole, scale.view(torch.int8)), dim=-1)
+
+
+def _head_size(kv_cache: Tensor) -> int:
+    return kv_cache.shape[-1] - (SCALE_BYTES if kv_cache.dtype == torch.int8 else 0)

@@ -11,10 +11,13 @@ _PACKAGE = "octavo.device.ops"
 OPS: dict[str, dict[str, str]] = {
     name: {"reference": f"{_PACKAGE}.{name}:{name}"}
     for name in (
+        "add_layer_norm",
         "add_rms_norm",
         "embedding",
+        "encoder_attention",
         "gate_up_activation",
         "linear",
+        "linear_activation",
         "lm_head",
         "paged_attention",
         "qkv_rope_write",

@@ -35,12 +35,20 @@ class SamplingBatch:
     num_tokens: [R] int64; tokens known (prompt and output), so also the absolute position of the one to sample.
     token_ids:  [slots, columns] int32, the request table's own array: row ``slots[r]`` holds ``num_tokens[r]`` tokens.
     masked:     the rows that a grammar constrains, if any.
+    num_drafts: [R] int64; how many of a row's tokens, at their end, are drafts that may yet be wrong. Rows of one slot
+                follow each other, the one without drafts first.
     """
 
     slots: Sequence[int]
     num_tokens: npt.NDArray[np.int64]
     token_ids: npt.NDArray[np.int32]
     masked: MaskedRows | None = None
+    num_drafts: npt.NDArray[np.int64] | None = None
+
+    def drafts(self, row: int) -> npt.NDArray[np.int32]:
+        """The drafts among the tokens of a row; a view."""
+        end = self.num_tokens[row]
+        return self.token_ids[self.slots[row], end - (0 if self.num_drafts is None else self.num_drafts[row]) : end]
 
     def tokens(self, row: int, start: int = 0) -> npt.NDArray[np.int32]:
         """The tokens of a row from position ``start`` on; a view."""

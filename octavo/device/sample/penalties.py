@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -31,6 +33,16 @@ class _Seen:
         output = token_ids[max(0, self.num_prompt_tokens - self.num_counted) :]
         np.add.at(self.output_counts, output, 1.0)
         self.num_counted += len(token_ids)
+
+    @contextmanager
+    def guessing(self, draft_token_ids: npt.NDArray[np.int32]) -> Iterator[None]:
+        """Count drafts too, for as long as the context lasts."""
+        seen_before = self.seen[draft_token_ids]
+        self.seen[draft_token_ids] = True
+        np.add.at(self.output_counts, draft_token_ids, 1.0)
+        yield
+        np.add.at(self.output_counts, draft_token_ids, -1.0)
+        self.seen[draft_token_ids] = seen_before
 
 
 class Penalties:
@@ -63,8 +75,11 @@ class Penalties:
     def apply(self, logits: Tensor, batch: SamplingBatch) -> bool:
         rows = self._requests.rows(batch)
         for row, request in rows:
-            request.count(batch.tokens(row, request.num_counted))
-            _penalise(logits[row], request)
+            drafts = batch.drafts(row)
+            if not drafts.size:
+                request.count(batch.tokens(row, request.num_counted))
+            with request.guessing(drafts):
+                _penalise(logits[row], request)
         return bool(rows)
 
 

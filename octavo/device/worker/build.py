@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,15 +19,19 @@ from octavo.device.layers.quantization.native_quantized import NativeQuantized
 from octavo.device.layers.quantization.unquantized import UNQUANTIZED
 from octavo.device.models.build import build_model
 from octavo.device.models.options import ModelOptions
-from octavo.device.ops.kernels import Kernels, load_kernels
+from octavo.device.ops.kernels import Kernels, load_kernels, with_reference
 from octavo.device.sample.chooser import TorchChooser
 from octavo.device.sample.native_chooser import NativeChooser
 from octavo.device.sample.prompt_logprobs import PromptLogprobs
 from octavo.device.sample.sampler import Sampler, builtin_processors
+from octavo.device.spec_decode.drafter import Drafter, NoDrafter
+from octavo.device.spec_decode.ngram import NgramDrafter
 from octavo.device.worker.graphs import StepGraphs
 from octavo.device.worker.head import SamplingHead
 from octavo.device.worker.memory import PROFILED_TOKENS
 from octavo.device.worker.model_runner import ModelRunner
+from octavo.device.worker.pooling_head import PoolingHead
+from octavo.plan.native_ops import CACHE_OPS
 from octavo.plan.plan import Plan
 from octavo.util.lazy import resolve
 from octavo.words.errors import ConfigError
@@ -34,6 +39,7 @@ from octavo.words.model_facts import ModelFacts
 
 # What linear layers and what the vocabulary are quantised to by the Plan's name; None: as a GGUF file stores them.
 QUANTIZED_FORMATS = {"gguf": (None, None), "int8": ("int8", "int8"), "int4": ("Q4_0", "int8")}
+MOST_CAPTURED_ROWS = 64
 logger = logging.getLogger(__name__)
 
 WORKER = "octavo.device.worker.worker:Worker"
@@ -71,11 +77,14 @@ def build_empty_model(plan: Plan, facts: ModelFacts, kernels: Kernels) -> nn.Mod
         chunked_local="chunked_local" in facts.layer_types,
         softcap=facts.attn_logit_softcap is not None,
     )
+    attention = select_backend(plan.attention_backend, needs, kernels.native)
+    if not attention.support.needs_native:
+        kernels = with_reference(kernels, CACHE_OPS)
     options = ModelOptions(
         dtype=getattr(torch, plan.dtype),
         kv_cache_dtype=getattr(torch, plan.kv_cache_dtype),
         max_model_len=plan.max_model_len or facts.max_position,
-        attention=select_backend(plan.attention_backend, needs, kernels.native),
+        attention=attention,
         kernels=kernels,
         **_weight_formats(plan, kernels),
     )
@@ -85,7 +94,18 @@ def build_empty_model(plan: Plan, facts: ModelFacts, kernels: Kernels) -> nn.Mod
 def build_model_runner(
     config: EngineConfig, plan: Plan, facts: ModelFacts, model: nn.Module, kernels: Kernels
 ) -> ModelRunner:
-    """The runner of a loaded model, with its sampler."""
+    """The runner of a loaded model, with what ends its steps: a sampler, or a pooler."""
+    graphs = StepGraphs(model, kernels, _max_logit_rows(plan))
+    run_with = partial(
+        ModelRunner,
+        model,
+        graphs,
+        max_num_requests=plan.max_num_seqs,
+        max_num_tokens=max(plan.max_num_batched_tokens, PROFILED_TOKENS),
+    )
+    if plan.runner == "pooling":
+        pooler = PoolingHead(model, facts.pooling, num_labels=facts.num_labels)
+        return run_with(pooler, (pooler,))
     chooser = TorchChooser() if kernels.native is None else NativeChooser(kernels.native)
     sampler = Sampler(
         plan.max_num_seqs,
@@ -94,16 +114,22 @@ def build_model_runner(
         chooser=chooser,
     )
     prompt_logprobs = PromptLogprobs(chooser)
-    graphs = StepGraphs(model, kernels, plan.max_num_seqs)
     head = SamplingHead(graphs, sampler, prompt_logprobs, facts.vocab_size)
-    return ModelRunner(
-        model,
-        graphs,
-        head,
-        (sampler, prompt_logprobs),
-        max_num_requests=plan.max_num_seqs,
-        max_num_tokens=max(plan.max_num_batched_tokens, PROFILED_TOKENS),
-    )
+    return run_with(head, (sampler, prompt_logprobs), _drafter(config, plan, facts))
+
+
+def _drafter(config: EngineConfig, plan: Plan, facts: ModelFacts) -> Drafter:
+    asked = config.speculation
+    if plan.speculative_method == "none":
+        return NoDrafter()
+    max_model_len = plan.max_model_len or facts.max_position
+    return NgramDrafter(plan.num_speculative_tokens, asked.prompt_lookup_min, asked.prompt_lookup_max, max_model_len)
+
+
+def _max_logit_rows(plan: Plan) -> int:
+    """Rows that a captured output head takes: all requests with a token each, and few of them with all their drafts."""
+    with_drafts = plan.max_num_seqs * (1 + plan.num_speculative_tokens)
+    return max(plan.max_num_seqs, min(with_drafts, MOST_CAPTURED_ROWS))
 
 
 def _weight_formats(plan: Plan, kernels: Kernels) -> dict[str, QuantMethod]:

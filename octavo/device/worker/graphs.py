@@ -31,13 +31,14 @@ RECORDED_ROWS = 3
 class StepGraphs:
     """The model as runner and head call it: op by op, or once ``record`` was called by replaying what that noted.
 
-    A replay's results live until the next step's: they lie in one arena.
+    A replay's results live until the next step's: they lie in one arena. Logits of more than ``max_num_rows`` rows are
+    computed op by op.
     """
 
-    def __init__(self, model: nn.Module, kernels: Kernels, max_num_requests: int) -> None:
+    def __init__(self, model: nn.Module, kernels: Kernels, max_num_rows: int) -> None:
         self._model = model
         self._kernels = kernels
-        self._rows = torch.zeros(max_num_requests, dtype=torch.int64)
+        self._rows = torch.zeros(max_num_rows, dtype=torch.int64)
         self.forget("not captured yet")
 
     def forget(self, reason: str) -> None:

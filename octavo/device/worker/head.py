@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,6 +13,7 @@ from octavo.device.sample.grammar_mask import masked_rows
 from octavo.device.sample.logits_processors import SamplingBatch
 from octavo.device.sample.prompt_logprobs import PromptLogprobs
 from octavo.device.sample.sampler import Sampler, SamplerOutput
+from octavo.device.spec_decode.verify import num_right
 from octavo.device.worker.graphs import StepGraphs
 from octavo.device.worker.input_batch import InputBatch
 from octavo.device.worker.request_table import RequestTable
@@ -28,7 +31,7 @@ class Head(Protocol):
 
 
 class SamplingHead:
-    """One token for each request whose known tokens are all computed."""
+    """Tokens for each request whose known tokens are all computed: one, and one more for each draft that was right."""
 
     def __init__(self, graphs: StepGraphs, sampler: Sampler, prompt_logprobs: PromptLogprobs, vocab_size: int) -> None:
         self._graphs = graphs
@@ -41,14 +44,16 @@ class SamplingHead:
     ) -> ModelRunnerOutput:
         prompt_rows, failed = self._score_prompts(hidden, batch, table)
         sampled = self._sample(hidden, batch, table, grammar_masks)
-        rows = batch.sampled.tolist()
-        failed |= {batch.request_ids[rows[index]]: reason for index, reason in sampled.failed.items()}
         token_ids: list[list[int]] = [[] for _ in batch.request_ids]
         logprobs: list[list[LogprobsRow] | None] = [None] * len(batch.request_ids)
-        for row, token_id, logprob in zip(rows, sampled.token_ids, sampled.logprobs, strict=True):
+        for row, drafts, first in _sampled_rows(batch, table):
+            if first in sampled.failed:
+                failed[batch.request_ids[row]] = sampled.failed[first]
             if batch.request_ids[row] not in failed:
-                token_ids[row] = [token_id]
-                logprobs[row] = None if logprob is None else [logprob]
+                end = first + _num_taken(sampled, first, drafts)
+                token_ids[row] = sampled.token_ids[first:end]
+                logprobs[row] = [each for each in sampled.logprobs[first:end] if each is not None] or None
+        table.append(batch.slots[batch.sampled], [token_ids[row] for row in batch.sampled])
         return ModelRunnerOutput(
             step_id=batch.step_id,
             request_ids=batch.request_ids,
@@ -64,15 +69,18 @@ class SamplingHead:
         if not batch.sampled.size:
             return SamplerOutput([], [])
         logits = self._graphs.logits(hidden, batch.sampled_token_rows)
-        slots = batch.slots[batch.sampled]
+        counts = batch.num_drafts + 1
+        firsts = counts.cumsum() - counts
         masked = None
         if grammar_masks is not None:
             ids = (batch.request_ids[row] for row in batch.sampled)
-            masked = masked_rows(grammar_masks, {request_id: index for index, request_id in enumerate(ids)})
-        sampling_batch = SamplingBatch(slots.tolist(), table.num_tokens[slots], table.token_ids, masked)
-        sampled = self._sampler.sample(logits, sampling_batch)
-        table.append(slots, sampled.token_ids)
-        return sampled
+            masked = masked_rows(grammar_masks, dict(zip(ids, firsts.tolist(), strict=True)))
+        slots = batch.slots[batch.sampled].repeat(counts)
+        num_drafts = np.arange(len(slots)) - firsts.repeat(counts)
+        num_tokens = table.num_tokens[slots] + num_drafts
+        return self._sampler.sample(
+            logits, SamplingBatch(slots.tolist(), num_tokens, table.token_ids, masked, num_drafts)
+        )
 
     def _score_prompts(
         self, hidden: Tensor, batch: InputBatch, table: RequestTable
@@ -96,3 +104,21 @@ class SamplingHead:
             if problem is not None:
                 failed[request_id] = problem
         return rows, failed
+
+
+def _sampled_rows(batch: InputBatch, table: RequestTable) -> Iterator[tuple[int, list[int], int]]:
+    """Of each sampled request: its row of the batch, its drafts, and the first of its rows of the logits."""
+    first = 0
+    for row, num_drafts in zip(batch.sampled.tolist(), batch.num_drafts.tolist(), strict=True):
+        drafts: list[int] = []
+        if num_drafts:
+            slot, start = batch.slots[row], int(batch.seq_lens[row]) - num_drafts
+            drafts = table.token_ids[slot, start : start + num_drafts].tolist()
+        yield row, drafts, first
+        first += 1 + num_drafts
+
+
+def _num_taken(sampled: SamplerOutput, first: int, drafts: list[int]) -> int:
+    """How many of a request's tokens count; a row that fails after them is met again, as the first one."""
+    num_taken = 1 + num_right(sampled.token_ids[first:], drafts) if drafts else 1
+    return next((index for index in range(1, num_taken) if first + index in sampled.failed), num_taken)

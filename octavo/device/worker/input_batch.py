@@ -20,7 +20,7 @@ from octavo.device.attention.context import ForwardContext
 from octavo.device.attention.metadata import AttentionMetadata, CommonMetadata
 from octavo.device.worker.block_table import BlockTable
 from octavo.device.worker.kv_cache import LayerGroup
-from octavo.device.worker.request_table import RequestTable
+from octavo.device.worker.request_table import NO_SECOND_TEXT, RequestTable
 from octavo.words.messages import SchedulerOutput
 
 _ZERO = np.zeros(1, dtype=np.int64)
@@ -31,9 +31,11 @@ class InputBatch:
     """One step's rows; what lies in the arrays of ``inputs`` is this step's until the next is prepared.
 
     slots, num_computed, seq_lens: [R] int64; slot in the table, and tokens computed before and after the step.
+    second_text_at: [R] int64; where in a pair of texts the second begins.
     query_start_loc: [R + 1] int64; request r owns tokens query_start_loc[r] : query_start_loc[r + 1].
     sampled: [S] int64; the requests, by row, all of whose known tokens are computed by this step: only these get a
              token, the others are still inside their prompt.
+    num_drafts: [S] int64; drafts that follow the known tokens of each of those.
     """
 
     step_id: int
@@ -42,7 +44,9 @@ class InputBatch:
     num_computed: npt.NDArray[np.int64]
     seq_lens: npt.NDArray[np.int64]
     query_start_loc: npt.NDArray[np.int64]
+    second_text_at: npt.NDArray[np.int64]
     sampled: npt.NDArray[np.int64]
+    num_drafts: npt.NDArray[np.int64]
     num_tokens: int
     inputs: StepInputs
 
@@ -66,12 +70,25 @@ class InputBatch:
         metadata: dict[str, AttentionMetadata] = {}
         for group in self.inputs.groups:
             metadata |= group.metadata(self)
-        return ForwardContext(metadata=metadata, num_tokens=self.num_tokens)
+        return ForwardContext(
+            metadata=metadata,
+            num_tokens=self.num_tokens,
+            query_start_loc=self.inputs.query_start_loc[: self.num_requests + 1],
+            token_types=self._token_types(),
+        )
+
+    def _token_types(self) -> Tensor | None:
+        """[T] int64, 1 for tokens of second texts; None where no request of the step has one."""
+        if (self.second_text_at == NO_SECOND_TEXT).all():
+            return None
+        second_text_at = torch.from_numpy(self.second_text_at.repeat(np.diff(self.query_start_loc)))
+        return (self.positions >= second_text_at).long()
 
     @property
     def sampled_token_rows(self) -> Tensor:
-        """[S] int64: the last token row of each sampled request, whose hidden state gives its next token."""
-        return torch.from_numpy(self.query_start_loc[self.sampled + 1] - 1)
+        """[S + drafts] int64: the rows whose hidden states give next tokens, of each sampled request the last ones."""
+        ends, counts = self.query_start_loc[self.sampled + 1], self.num_drafts + 1
+        return torch.from_numpy(np.arange(counts.sum()) + (ends - counts.cumsum()).repeat(counts))
 
 
 class StepInputs:
@@ -123,6 +140,8 @@ class StepInputs:
         self._positions[:num_tokens] = positions
         self._token_ids[:num_tokens] = table.token_ids[slot_of_token, positions]
         max_seq_len = int(seq_lens.max())
+        num_beyond = seq_lens - table.num_tokens[slots]
+        sampled = (num_beyond >= 0).nonzero()[0]
         for group in self.groups:
             group.write(slots, slot_of_token, positions, max_seq_len)
         return InputBatch(
@@ -132,7 +151,9 @@ class StepInputs:
             num_computed=num_computed,
             seq_lens=seq_lens,
             query_start_loc=query_start_loc,
-            sampled=(seq_lens >= table.num_tokens[slots]).nonzero()[0],
+            second_text_at=table.second_text_at[slots],
+            sampled=sampled,
+            num_drafts=num_beyond[sampled],
             num_tokens=num_tokens,
             inputs=self,
         )

@@ -73,8 +73,7 @@ class KernelProbe:
         num_calls = min(MAX_CALLS, max(1, COLD_BYTES // (num_requests * blocks_each * spec.page_bytes)))
         num_blocks = 1 + num_calls * num_requests * blocks_each
         options = layer.options
-        shape = layer.backend.kv_cache_shape(num_blocks, spec.block_size, options.num_kv_heads, options.head_size)
-        cache = torch.zeros(shape, dtype=layer.kv_cache_dtype)
+        cache = torch.zeros(layer.backend.kv_cache_shape(num_blocks, spec), dtype=layer.kv_cache_dtype)
         query = torch.randn(num_requests * num_rows, options.num_heads, options.head_size, dtype=self._dtype())
         tables = torch.arange(1, num_blocks, dtype=torch.int32).view(num_calls, num_requests, blocks_each)
         for table in tables:

@@ -53,8 +53,9 @@ def layer_groups(config: KVCacheConfig, layers: Mapping[str, Attention]) -> list
 class KVCache:
     """Owns the allocations and the views into them; ``layers`` has one view per attention layer.
 
-    A view is [2, num kernel blocks, kernel_block_size, num_kv_heads, head_size]. Layers of different groups share an
-    allocation: they never hold the same block at the same time. Pages that nothing was written to cost no memory.
+    A view has the shape its backend asks for kernel blocks; in memory it is block after block. Layers of different
+    groups share an allocation: they never hold the same block at the same time. Pages that nothing was written to cost
+    no memory.
     """
 
     def __init__(self, config: KVCacheConfig, groups: Sequence[LayerGroup]) -> None:
@@ -64,7 +65,7 @@ class KVCache:
         for tensor in config.tensors:
             # Not zeros: that would touch, and so really take, every page.
             memory = torch.empty(tensor.size_bytes, dtype=torch.uint8)
-            self._pages.append(memory.view(2, config.num_blocks, -1))
+            self._pages.append(memory.view(config.num_blocks, -1))
             for name in tensor.layer_names:
                 self.layers[name] = _layer_view(memory, group_of[name], config.num_blocks)
         self.layers |= {name: self.layers[owner] for name, owner in config.shared_layers.items()}
@@ -73,25 +74,27 @@ class KVCache:
         """Copy whole blocks, (source, destination), in all layers."""
         for source, destination in pairs:
             for pages in self._pages:
-                pages[:, destination] = pages[:, source]
+                pages[destination] = pages[source]
 
     def zero_blocks(self, block_ids: Sequence[int]) -> None:
         """Clear whole blocks in all layers."""
         if block_ids:
             for pages in self._pages:
-                pages[:, list(block_ids)] = 0
+                pages[list(block_ids)] = 0
 
 
 def _layer_view(memory: Tensor, group: LayerGroup, num_blocks: int) -> Tensor:
-    spec, kernel_block_size = group.spec, group.kernel_block_size
-    halves = memory.view(getattr(torch, spec.dtype)).view(2, num_blocks, -1)
-    entries = spec.block_size * spec.num_kv_heads * spec.head_size
-    if halves.shape[-1] > entries:
+    spec, backend = group.spec.with_block_size(group.kernel_block_size), next(iter(group.layers.values())).backend
+    pages = memory.view(getattr(torch, spec.dtype)).view(num_blocks, -1)
+    kernel_blocks = group.spec.block_size // spec.block_size
+    entries = group.spec.natural_page_bytes // pages.element_size()
+    if pages.shape[1] > entries:
         # With padding behind each block there is no one stride from kernel block to kernel block.
-        assert kernel_block_size == spec.block_size, "padded pages are not split into kernel blocks"
-        halves = halves[:, :, :entries]
-        return halves.unflatten(-1, (kernel_block_size, spec.num_kv_heads, spec.head_size))
-    return halves.view(2, -1, kernel_block_size, spec.num_kv_heads, spec.head_size)
+        assert kernel_blocks == 1, "padded pages are not split into kernel blocks"
+        pages = pages[:, :entries]
+    shape = list(backend.kv_cache_shape(num_blocks * kernel_blocks, spec))
+    num_kernel_blocks = shape.pop(backend.block_axis)
+    return pages.unflatten(1, (kernel_blocks, *shape)).view(num_kernel_blocks, *shape).movedim(0, backend.block_axis)
 
 
 def kernel_block_size(block_size: int, backends: Iterable[AttentionBackend]) -> int:

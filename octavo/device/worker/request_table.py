@@ -12,6 +12,8 @@ from octavo.device.worker.block_table import BlockTables
 from octavo.words.messages import NewRequestData, SchedulerOutput
 
 FIRST_COLUMNS = 256
+NO_SECOND_TEXT = np.iinfo(np.int64).max
+"""Where the second text of a request begins that has none."""
 
 
 class SlotHolder(Protocol):
@@ -26,8 +28,10 @@ class RequestTable:
     """Token ids and counts of every request, one row per slot; tells its holders who comes and goes.
 
     token_ids:  [max_num_requests, columns] int32: prompt, then output. Columns double when a request outgrows them, so
-                memory follows the longest request and not the longest one possible.
+                memory follows the longest request and not the longest one possible. The drafts of a step lie behind
+                the tokens of their request until it is done, and are not counted.
     num_tokens, num_prompt_tokens, num_computed_tokens: [max_num_requests] int64.
+    second_text_at: [max_num_requests] int64; where in a pair of texts the second begins.
     """
 
     def __init__(self, max_num_requests: int, blocks: BlockTables, holders: Sequence[SlotHolder] = ()) -> None:
@@ -35,6 +39,7 @@ class RequestTable:
         self.num_tokens = np.zeros(max_num_requests, dtype=np.int64)
         self.num_prompt_tokens = np.zeros(max_num_requests, dtype=np.int64)
         self.num_computed_tokens = np.zeros(max_num_requests, dtype=np.int64)
+        self.second_text_at = np.full(max_num_requests, NO_SECOND_TEXT)
         self.blocks = blocks
         self._holders = (blocks, *holders)
         self._slots: dict[str, int] = {}
@@ -56,6 +61,8 @@ class RequestTable:
             slot = self._slots[known.request_id]
             self.num_computed_tokens[slot] = known.num_computed_tokens
             self.blocks.append(slot, known.new_block_ids)
+        for request_id, drafts in output.draft_token_ids.items():
+            self._lay_out(self._slots[request_id], drafts)
 
     def add(self, request: NewRequestData) -> int:
         """Give a request a slot. It must not have one."""
@@ -68,6 +75,7 @@ class RequestTable:
         self.num_tokens[slot] = len(tokens)
         self.num_prompt_tokens[slot] = len(request.prompt_token_ids)
         self.num_computed_tokens[slot] = request.num_computed_tokens
+        self.second_text_at[slot] = _second_text_at(request)
         for holder in self._holders:
             holder.add(slot, request)
         return slot
@@ -86,16 +94,24 @@ class RequestTable:
         for request_id in list(self._slots):
             self.remove(request_id)
 
-    def append(self, slots: npt.NDArray[np.int64], token_ids: Sequence[int]) -> None:
-        """Add one token to each of these slots."""
-        ends = self.num_tokens[slots]
-        self._reserve(int(ends.max(initial=0)) + 1)
-        self.token_ids[slots, ends] = token_ids
-        self.num_tokens[slots] = ends + 1
+    def append(self, slots: npt.NDArray[np.int64], token_ids: Sequence[Sequence[int]]) -> None:
+        """Add tokens to each of these slots."""
+        counts = np.fromiter(map(len, token_ids), np.int64, len(slots))
+        ends = self.num_tokens[slots] + counts
+        self._reserve(int(ends.max(initial=0)))
+        columns = np.arange(counts.sum()) + (ends - counts.cumsum()).repeat(counts)
+        self.token_ids[slots.repeat(counts), columns] = [token_id for ids in token_ids for token_id in ids]
+        self.num_tokens[slots] = ends
 
     def slots(self, request_ids: Sequence[str]) -> npt.NDArray[np.int64]:
         """The slots of these requests, in this order."""
         return np.fromiter((self._slots[request_id] for request_id in request_ids), np.int64, len(request_ids))
+
+    def _lay_out(self, slot: int, draft_token_ids: Sequence[int]) -> None:
+        start = int(self.num_tokens[slot])
+        end = start + len(draft_token_ids)
+        self._reserve(end)
+        self.token_ids[slot, start:end] = draft_token_ids
 
     def _reserve(self, num_columns: int) -> None:
         rows, columns = self.token_ids.shape
@@ -104,3 +120,8 @@ class RequestTable:
         grown = np.zeros((rows, max(num_columns, 2 * columns)), dtype=np.int32)
         grown[:, :columns] = self.token_ids
         self.token_ids = grown
+
+
+def _second_text_at(request: NewRequestData) -> int:
+    pooling = request.sampling.pooling
+    return NO_SECOND_TEXT if pooling is None or pooling.second_text_at is None else pooling.second_text_at

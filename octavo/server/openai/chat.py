@@ -14,6 +14,7 @@ from octavo.frontend.input_processor import PreparedRequest
 from octavo.server.api_error import ApiError
 from octavo.server.context import ServerContext, request_id_of
 from octavo.server.conversation import conversation_ids
+from octavo.server.dialect import AnswerPlan, AnswerReader, Part, PartsOfAnswer
 from octavo.server.openai.generation import (
     FINGERPRINT,
     GenerationRequest,
@@ -26,7 +27,9 @@ from octavo.server.openai.generation import (
 )
 from octavo.server.openai.response_format import shape_of_format
 from octavo.server.openai.streaming import ended, frame, run_one
+from octavo.server.output_events import CallArguments, CallBegins, Content, Reasoning
 from octavo.server.responses import EventStream, json_response, unless_gone
+from octavo.server.tool_use import ToolUse, openai_tool_use, openai_tools
 from octavo.words.inputs import TokensPrompt
 from octavo.words.outputs import CompletionOutput, Logprob, RequestOutput
 from octavo.words.sampling_params import SamplingParams
@@ -91,6 +94,30 @@ class ChatLogprobs(msgspec.Struct, kw_only=True):
     refusal: None = None
 
 
+class CalledFunction(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A function by its name, and its arguments as JSON text; in a stream what is new of them."""
+
+    name: str | msgspec.UnsetType = msgspec.UNSET
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    """A call that the model asks for."""
+
+    id: str
+    type: str = "function"
+    function: CalledFunction
+
+
+class ToolCallDelta(msgspec.Struct, kw_only=True):
+    """What is new of the call with this index; id and name come once."""
+
+    index: int
+    id: str | msgspec.UnsetType = msgspec.UNSET
+    type: str | msgspec.UnsetType = msgspec.UNSET
+    function: CalledFunction
+
+
 class ChatMessage(msgspec.Struct, kw_only=True):
     """An answer."""
 
@@ -98,6 +125,8 @@ class ChatMessage(msgspec.Struct, kw_only=True):
     content: str | None
     refusal: str | None = None
     annotations: list[Any] = []
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
@@ -131,6 +160,13 @@ class Delta(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     role: str | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] = []
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it says nothing."""
+        return not (self.role or self.content or self.reasoning_content or self.tool_calls)
 
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True):
@@ -171,11 +207,16 @@ class ChatCompletions:
         model = context.check_model(body.model)
         llm = context.llm
         check_unsupported(body)
-        prompt = await chat_prompt(body, context)
-        params = chat_params(body, llm.default_sampling_params)
+        tools = chat_tools(body)
+        context.dialect.check(tools)
+        prompt = await chat_prompt(body, context, tools)
+        plan = context.dialect.plan(prompt["prompt_token_ids"], tools)
+        params = plan.applied_to(chat_params(body, llm.default_sampling_params))
         answer_id = f"chatcmpl-{body.request_id or request_id_of(request)}"
-        prepared = await llm.prepare(prompt, params, answer_id, priority=body.priority)
-        answer = _Answer(body, prepared, llm, model, context)
+        prepared = await llm.prepare(
+            prompt, params, answer_id, priority=body.priority, reasoning_end_ids=plan.reasoning_end_ids
+        )
+        answer = _Answer(body, prepared, plan, llm, model, context)
         if not body.stream:
             return json_response(await unless_gone(request, answer.whole()))
         return EventStream(ended(answer.chunks()), keep_alive_s=context.config.sse_keep_alive_interval)
@@ -188,19 +229,22 @@ class _Answer:
         self,
         body: ChatCompletionRequest,
         prepared: PreparedRequest,
+        plan: AnswerPlan,
         llm: AsyncLLM,
         model: str,
         context: ServerContext,
     ) -> None:
         self._body = body
         self._prepared = prepared
+        self._plan = plan
+        self._is_plain = plan.is_plain
         self._llm = llm
         self._model = model
         self._forces_usage = context.config.enable_force_include_usage
         self._created = context.now()
         self._names = TokenNames(llm.tokenizer, as_ids=bool(body.return_tokens_as_token_ids))
         self._usage = UsageCounter()
-        self._seen: set[int] = set()
+        self._choices: dict[int, _ChoiceText] = {}
 
     async def whole(self) -> ChatCompletion:
         """The answer in one piece."""
@@ -240,12 +284,12 @@ class _Answer:
         return run_one(self._llm, self._prepared, self._body.request_timeout)
 
     def _frame(self, output: RequestOutput, choice: CompletionOutput, usage: Usage | None | msgspec.UnsetType) -> bytes:
-        is_first = choice.index not in self._seen
-        shown = ChatChunkChoice(
-            index=choice.index,
-            delta=Delta(role="assistant" if is_first else None, content=choice.text),
-            finish_reason=choice.finish_reason,
-        )
+        is_first = choice.index not in self._choices
+        delta = self._delta(choice)
+        says_more = choice.finish_reason is not None or self._body.logprobs or self._body.return_token_ids
+        if delta.is_empty and not self._is_plain and not says_more:
+            return b""
+        shown = ChatChunkChoice(index=choice.index, delta=delta, finish_reason=self._reason(choice))
         if self._body.logprobs:
             shown.logprobs = self._logprobs(choice)
         if choice.finish_reason is not None:
@@ -253,11 +297,25 @@ class _Answer:
         if self._body.return_token_ids:
             shown.token_ids = choice.token_ids
         chunk = self._chunk([shown], usage=usage)
-        if is_first:
-            self._seen.add(choice.index)
-            if self._body.return_token_ids:
-                chunk.prompt_token_ids = output.prompt_token_ids
+        if is_first and self._body.return_token_ids:
+            chunk.prompt_token_ids = output.prompt_token_ids
         return frame(chunk)
+
+    def _delta(self, choice: CompletionOutput) -> Delta:
+        role = None if choice.index in self._choices else "assistant"
+        delta = self._text(choice.index).take(choice)
+        delta.role = role
+        if self._is_plain or (role and not delta.reasoning_content):
+            delta.content = delta.content or ""
+        return delta
+
+    def _text(self, index: int) -> _ChoiceText:
+        if index not in self._choices:
+            self._choices[index] = _ChoiceText(self._plan.reader())
+        return self._choices[index]
+
+    def _reason(self, choice: CompletionOutput) -> str | None:
+        return self._plan.finish_reason(choice.finish_reason, self._text(choice.index).num_calls)
 
     def _chunk(
         self,
@@ -276,11 +334,13 @@ class _Answer:
         )
 
     def _choice(self, choice: CompletionOutput) -> ChatChoice:
+        text = self._text(choice.index)
+        text.take(choice)
         return ChatChoice(
             index=choice.index,
-            message=ChatMessage(content=choice.text),
+            message=text.message,
             logprobs=self._logprobs(choice) if self._body.logprobs else None,
-            finish_reason=choice.finish_reason,
+            finish_reason=self._reason(choice),
             stop_reason=choice.stop_reason,
             token_ids=choice.token_ids if self._body.return_token_ids else msgspec.UNSET,
         )
@@ -305,14 +365,58 @@ class _Answer:
         }
 
 
+class _ChoiceText:
+    """The text of one choice as thoughts, content and calls. What is whole is the fold of what is streamed."""
+
+    def __init__(self, reader: AnswerReader) -> None:
+        self._reader = reader
+        self._parts = PartsOfAnswer()
+        self.num_calls = 0
+
+    def take(self, choice: CompletionOutput) -> Delta:
+        """More text; what is new by it."""
+        delta = Delta()
+        for event in self._reader.take(choice.text, is_last=choice.finish_reason is not None):
+            part, is_new = self._parts.add(event)
+            match event:
+                case Reasoning(text):
+                    delta.reasoning_content = (delta.reasoning_content or "") + text
+                case Content(text):
+                    delta.content = (delta.content or "") + text
+                case _:
+                    self._add_call(delta, part, event, is_new)
+        return delta
+
+    def _add_call(self, delta: Delta, part: Part, event: CallBegins | CallArguments, is_new: bool) -> None:
+        if is_new:
+            self.num_calls += 1
+            function = CalledFunction(name=part.name, arguments="")
+            new = ToolCallDelta(index=self.num_calls - 1, id=part.call_id, type="function", function=function)
+            delta.tool_calls = [*delta.tool_calls, new]
+        if isinstance(event, CallArguments):
+            if not delta.tool_calls:
+                delta.tool_calls = [ToolCallDelta(index=self.num_calls - 1, function=CalledFunction(arguments=""))]
+            delta.tool_calls[-1].function.arguments += event.text
+
+    @property
+    def message(self) -> ChatMessage:
+        """The whole of it."""
+        parts, calls = self._parts, self._parts.calls
+        thoughts, content = parts.text_of(Reasoning), parts.text_of(Content)
+        shown = [
+            ToolCall(id=call.call_id, function=CalledFunction(name=call.name, arguments=call.text)) for call in calls
+        ]
+        return ChatMessage(
+            content="" if content is None and thoughts is None and not calls else content,
+            reasoning_content=msgspec.UNSET if thoughts is None else thoughts,
+            tool_calls=shown or msgspec.UNSET,
+        )
+
+
 def check_unsupported(body: ChatCompletionRequest) -> None:
-    """Refuse clearly what cannot be done: this is where tools and grammars will come in."""
-    if body.tools and body.tool_choice != "none":
-        raise ApiError(400, "tools are not possible yet.", param="tools")
+    """Refuse clearly what cannot be done."""
     if body.functions:
-        raise ApiError(400, "functions are not possible; nor are tools yet.", param="functions")
-    if body.tool_choice not in (None, "none", "auto"):
-        raise ApiError(400, "tool_choice can be none or auto, for now.", param="tool_choice")
+        raise ApiError(400, "functions are not possible; use tools.", param="functions")
     if body.modalities not in (None, ["text"]):
         raise ApiError(400, 'modalities can be ["text"] only.', param="modalities")
     if body.echo:
@@ -321,7 +425,18 @@ def check_unsupported(body: ChatCompletionRequest) -> None:
         raise ApiError(400, "a chat_template is not taken from a request.", param="chat_template")
 
 
-async def chat_prompt(body: ChatCompletionRequest, context: ServerContext) -> TokensPrompt:
+def chat_tools(body: ChatCompletionRequest) -> ToolUse:
+    """What the request says of tools. Raises ApiError."""
+    functions = openai_tools(body.tools, lambda tool: tool.get("function"))
+    return openai_tool_use(functions, body.tool_choice, body.parallel_tool_calls, _named_function)
+
+
+def _named_function(choice: Mapping[str, Any]) -> Any:
+    function = choice.get("function")
+    return function.get("name") if isinstance(function, Mapping) else None
+
+
+async def chat_prompt(body: ChatCompletionRequest, context: ServerContext, tools: ToolUse) -> TokensPrompt:
     """The conversation as tokens. Raises RequestError naming the message that is wrong."""
     llm = context.llm
     keys: set[str] = set()
@@ -331,6 +446,7 @@ async def chat_prompt(body: ChatCompletionRequest, context: ServerContext) -> To
     ids = await conversation_ids(
         llm,
         body.messages,
+        tools=tools.for_template,
         continues=bool(body.continue_final_message),
         adds=body.add_generation_prompt,
         **template_options(body),

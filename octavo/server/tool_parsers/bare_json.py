@@ -17,6 +17,7 @@ class Llama3Json:
     name = "llama3_json"
     template_marks = ("<|start_header_id|>", '"parameters"')
     needs_special_tokens = True
+    reads_thoughts = False
 
     def parser(self, *, forced: bool = False) -> OutputParser:
         return BareJsonParser()

@@ -21,6 +21,7 @@ class DeepSeek:
     name = "deepseek"
     template_marks = (CALL_BEGIN,)
     needs_special_tokens = True
+    reads_thoughts = False
 
     def parser(self, *, forced: bool = False) -> OutputParser:
         return BareJsonParser() if forced else DeepSeekParser()

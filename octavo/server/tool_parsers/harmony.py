@@ -31,6 +31,7 @@ class Harmony:
     name = "harmony"
     template_marks = (CHANNEL, MESSAGE)
     needs_special_tokens = True
+    reads_thoughts = True
 
     def parser(self, *, forced: bool = False) -> OutputParser:
         return BareJsonParser() if forced else HarmonyParser()

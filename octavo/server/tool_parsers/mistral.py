@@ -20,6 +20,7 @@ class Mistral:
     name = "mistral"
     template_marks = (TOOL_CALLS,)
     needs_special_tokens = True
+    reads_thoughts = False
 
     def parser(self, *, forced: bool = False) -> OutputParser:
         return BareJsonParser() if forced else MistralParser()

@@ -20,6 +20,7 @@ class Pythonic:
     name = "pythonic"
     template_marks = ("[func_name1(params_name1=params_value1",)
     needs_special_tokens = True
+    reads_thoughts = False
 
     def parser(self, *, forced: bool = False) -> OutputParser:
         return BareJsonParser() if forced else PythonicParser()

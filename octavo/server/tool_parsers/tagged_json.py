@@ -14,6 +14,7 @@ class Hermes:
     name = "hermes"
     template_marks = ("<tool_call>", "</tool_call>")
     needs_special_tokens = False
+    reads_thoughts = False
 
     def parser(self, *, forced: bool = False) -> OutputParser:
         return TaggedJsonParser("<tool_call>", "</tool_call>")

@@ -23,6 +23,8 @@ class ToolFormat(Protocol):
     """Texts in a chat template that tell that its model writes this format; all of them are there."""
     needs_special_tokens: bool
     """Whether the markup is special tokens, which must then be part of the text."""
+    reads_thoughts: bool
+    """Whether its parser reads every answer of the model, thoughts as well, with tools or without."""
 
     def parser(self, *, forced: bool = False) -> OutputParser:
         """A parser for one answer; ``forced``: for one that ``grammar`` held."""

@@ -8,7 +8,7 @@ import pytest
 
 from octavo.control.kv.manager import KVBlocks, KVCacheManager
 from octavo.control.request import Request, RequestStatus
-from octavo.control.scheduler.scheduler import SchedulerLimits
+from octavo.control.scheduler.limits import SchedulerLimits
 from octavo.executor.simulated import TokenFunction
 from octavo.words.errors import ConfigError, RequestError
 from octavo.words.messages import FinishReason

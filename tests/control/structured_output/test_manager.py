@@ -196,3 +196,25 @@ def test_an_engine_without_a_vocabulary_refuses() -> None:
 def test_structured_outputs_must_be_of_their_type() -> None:
     with pytest.raises(RequestError, match="structured_outputs"):
         SamplingParams(structured_outputs={"regex": "a"})  # type: ignore[arg-type]
+
+
+def test_the_grammar_holds_from_the_draft_that_ends_reasoning_on(manager: StructuredOutputManager) -> None:
+    message = make_message("a", [1, 2])
+    message.sampling.params.structured_outputs = StructuredOutputParams(choice=["34"])
+    message.sampling = type(message.sampling)(
+        params=message.sampling.params, seed=0, max_tokens=9, num_text_tokens=32, reasoning_end_ids=(7, 8)
+    )
+    request = begin(manager, Request(message))
+    assert request.constraint is not None
+    request.constraint.take(7)
+    request.num_computed_tokens = 6
+    step = SchedulerOutput(step_id=1, num_scheduled_tokens={"a": 4}, draft_token_ids={"a": [5, 7, 8]})
+    coming = manager.begin_masks(step, {"a": request})
+    assert coming is not None
+    assert np.frombuffer(coming.result(10).bitmask, dtype=np.int32).tolist() == [-1, -1, -1, 1 << 3]
+    step = SchedulerOutput(step_id=2, num_scheduled_tokens={"a": 4}, draft_token_ids={"a": [8, 3, 7]})
+    coming = manager.begin_masks(step, {"a": request})
+    assert coming is not None
+    assert np.frombuffer(coming.result(10).bitmask, dtype=np.int32).tolist() == [-1, 1 << 3, 1 << 4, 0]
+    step = SchedulerOutput(step_id=3, num_scheduled_tokens={"a": 2}, draft_token_ids={"a": [7]})
+    assert manager.begin_masks(step, {"a": request}) is None

@@ -10,7 +10,7 @@ from octavo.device.attention.backend import AttentionBackend
 from octavo.device.attention.metadata import CommonMetadata
 from octavo.device.ops.paged_attention import AttentionOptions
 from octavo.words.kv_cache_spec import FullAttentionSpec
-from tests.device.ops.naive import PagedBatch
+from tests.device.ops.naive import PagedBatch, in_strips
 
 MIXED = [(0, 11), (37, 1), (0, 1), (18, 6), (3, 1)]
 """(tokens before, tokens of this step) of requests that a step may well have together."""
@@ -35,8 +35,28 @@ def common_of(batch: PagedBatch) -> CommonMetadata:
 def attend(
     backend: AttentionBackend, batch: PagedBatch, options: AttentionOptions, sinks: Tensor | None = None
 ) -> Tensor:
-    spec = FullAttentionSpec(
-        block_size=batch.block_size, num_kv_heads=batch.num_kv_heads, head_size=batch.head_size, dtype="float32"
+    return attend_to(backend, batch, laid_out(backend, batch), options, sinks)
+
+
+def laid_out(backend: AttentionBackend, batch: PagedBatch) -> Tensor:
+    """The batch's cache as the backend has it."""
+    kv_cache = batch.kv_cache if backend.name == "reference" else in_strips(batch.kv_cache)
+    spec = spec_of(batch)
+    assert kv_cache.shape == backend.kv_cache_shape(batch.kv_cache.shape[1], spec)
+    return kv_cache
+
+
+def attend_to(
+    backend: AttentionBackend, batch: PagedBatch, kv_cache: Tensor, options: AttentionOptions, sinks: Tensor | None
+) -> Tensor:
+    metadata = backend.build_metadata(common_of(batch), spec_of(batch))
+    return backend.forward(batch.query, kv_cache, metadata, options, sinks)
+
+
+def spec_of(batch: PagedBatch) -> FullAttentionSpec:
+    return FullAttentionSpec(
+        block_size=batch.block_size,
+        num_kv_heads=batch.num_kv_heads,
+        head_size=batch.head_size,
+        dtype=str(batch.kv_cache.dtype).removeprefix("torch."),
     )
-    metadata = backend.build_metadata(common_of(batch), spec)
-    return backend.forward(batch.query, batch.kv_cache, metadata, options, sinks)

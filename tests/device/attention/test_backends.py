@@ -13,7 +13,7 @@ from octavo.device.attention.metadata import AttentionMetadata
 from octavo.device.attention.select import load_backend
 from octavo.device.ops.native.context import open_native
 from octavo.device.ops.paged_attention import ROWS_PER_TILE
-from tests.device.attention.batches import MIXED, attend, common_of
+from tests.device.attention.batches import MIXED, attend, attend_to, common_of, laid_out
 from tests.device.ops.naive import PagedBatch
 
 
@@ -42,7 +42,7 @@ def test_mixed_batches_match_the_definition(backend: AttentionBackend, head_size
     close(attend(backend, batch, batch.options()), batch.expected(batch.options()))
 
 
-@pytest.mark.parametrize("block_size", [8, 16])
+@pytest.mark.parametrize("block_size", [16, 32])
 @pytest.mark.parametrize(
     "features",
     [
@@ -96,9 +96,9 @@ def test_what_a_window_left_behind_is_never_read(backend: AttentionBackend) -> N
     batch = PagedBatch([(60, 1), (50, 9)], 6, 2, 16)
     options = batch.options(sliding_window=10)
     expected = attend(backend, batch, options)
-    batch.kv_cache[:, batch.block_table[0, :6].long()] = float("nan")
-    batch.block_table[0, :6] = 0
-    batch.block_table[1, :5] = 0
+    batch.kv_cache[:, batch.block_table[0, :3].long()] = float("nan")
+    batch.block_table[0, :3] = 0
+    batch.block_table[1, :2] = 0
     got = attend(backend, batch, options)
     assert not got.isnan().any()
     close(got, expected)
@@ -114,12 +114,23 @@ def test_rows_and_requests_without_work_are_zero(backend: AttentionBackend) -> N
     close(got[:3], PagedBatch.expected(batch, batch.options())[:3])
 
 
-def test_the_cache_may_be_strided_by_pages(backend: AttentionBackend) -> None:
-    """Pages of keys and values side by side, as where groups share memory."""
-    batch = PagedBatch(MIXED, 6, 2, 16)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+def test_the_cache_may_be_strided_by_pages(backend: AttentionBackend, dtype: torch.dtype) -> None:
+    """Block after block with something behind each, as where groups share memory."""
+    batch = PagedBatch(MIXED, 6, 2, 16, cache_dtype=dtype)
+    kv_cache = laid_out(backend, batch).movedim(backend.block_axis, 0)
     expected = attend(backend, batch, batch.options())
-    batch.kv_cache = batch.kv_cache.transpose(0, 1).contiguous().transpose(0, 1)
-    assert torch.equal(attend(backend, batch, batch.options()), expected)
+    padded = torch.cat((kv_cache.flatten(1), torch.ones(len(kv_cache), 64).to(dtype)), dim=1)
+    strided = padded[:, :-64].view(kv_cache.shape).movedim(0, backend.block_axis)
+    assert torch.equal(attend_to(backend, batch, strided, batch.options(), None), expected)
+
+
+def test_int8_keys_and_values_are_what_their_scales_make_of_them(backend: AttentionBackend) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        batch = PagedBatch(MIXED, 6, 2, 24, dtype=dtype, cache_dtype=torch.int8)
+        options, tolerance = batch.options(softcap=3.0), 1e-5 if dtype == torch.float32 else 2**-8
+        got, expected = attend(backend, batch, options), batch.expected(options)
+        torch.testing.assert_close(got.double(), expected, rtol=tolerance, atol=tolerance)
 
 
 def test_the_metadata_of_another_backend_is_refused(backend: AttentionBackend) -> None:

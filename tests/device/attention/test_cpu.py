@@ -48,7 +48,8 @@ def calls() -> int:
 def part_of(whole: PagedBatch, request: int, start: int, stop: int) -> PagedBatch:
     """Rows start .. stop of one request of a batch whose requests have no tokens before the step, in the same cache."""
     first_row = sum(new for _, new in whole.lengths[:request])
-    part = PagedBatch([(start, stop - start)], whole.num_heads, whole.num_kv_heads, whole.head_size, whole.dtype)
+    shape = (whole.num_heads, whole.num_kv_heads, whole.head_size, whole.dtype)
+    part = PagedBatch([(start, stop - start)], *shape)
     part.kv_cache, part.block_table = whole.kv_cache, whole.block_table[request : request + 1]
     part.block_size = whole.block_size
     part.query = whole.query[first_row + start : first_row + stop]
@@ -123,8 +124,8 @@ def test_what_a_row_may_not_see_cannot_reach_it() -> None:
     """Infinite keys and values at a request's last position leave its earlier rows of the same step alone."""
     batch = PagedBatch([(0, 70)], 6, 2, 64)
     expected = attend(backend(), batch, batch.options())
-    last = batch.block_table[0, 69 // 8]
-    batch.kv_cache[:, last, 69 % 8] = float("inf")
+    last = batch.block_table[0, 69 // 16]
+    batch.kv_cache[:, last, 69 % 16] = float("inf")
     got = attend(backend(), batch, batch.options())
     assert torch.equal(got[:69], expected[:69])
     assert got[69].isnan().all()
@@ -147,3 +148,58 @@ def test_more_query_heads_than_a_task_holds_are_divided() -> None:
     batch = PagedBatch([(0, 3), (20, 1)], 142, 2, 16)
     got, expected = attend(backend(), batch, batch.options()), batch.expected(batch.options())
     torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def shared_prefix(num_requests: int, prefix: int, dtype: torch.dtype = torch.float32) -> PagedBatch:
+    """Decoding requests whose first blocks are the same ones."""
+    batch = PagedBatch([(prefix + 5 + 40 * r, 1) for r in range(num_requests)], 6, 2, 32, cache_dtype=dtype)
+    for request in range(1, num_requests):
+        batch.block_table[request, : prefix // 16] = batch.block_table[0, : prefix // 16]
+    return batch
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+@pytest.mark.parametrize("features", FEATURES, ids=str)
+def test_requests_that_share_a_prefix_read_it_together_and_give_the_same_bits(
+    features: dict[str, Any], dtype: torch.dtype
+) -> None:
+    batch, counter = shared_prefix(9, 1024 + 48, dtype), f"paged_attention_shared.{native.active_isa()}"
+    options, sinks = batch.options(**features), torch.linspace(-1, 1, 6)
+    before = native.kernel_counts().get(counter, 0)
+    together = [attend(backend(threads), batch, options, sinks) for threads in (1, 2, 8)]
+    if "sliding_window" not in features and "chunk_size" not in features:  # what these see lies in one split
+        assert native.kernel_counts()[counter] == before + 3
+    assert torch.equal(together[0], together[1]) and torch.equal(together[0], together[2])
+    for request, (position, _) in enumerate(batch.lengths):
+        alone = PagedBatch([(position, 1)], 6, 2, 32, cache_dtype=dtype)
+        alone.kv_cache, alone.block_table = batch.kv_cache, batch.block_table[request : request + 1]
+        alone.query = batch.query[request : request + 1]
+        assert torch.equal(attend(backend(), alone, options, sinks)[0], together[0][request])
+
+
+def test_splits_that_depend_on_the_batch_would_be_noticed() -> None:
+    """The comparisons of this file fail for a kernel that divides a row's keys by how many requests there are."""
+    batch = PagedBatch([(700, 1), (900, 1), (30, 1)], 6, 2, 32)
+    options = batch.options()
+    alone = PagedBatch([(700, 1)], 6, 2, 32)
+    alone.kv_cache, alone.block_table, alone.query = batch.kv_cache, batch.block_table[:1], batch.query[:1]
+    assert torch.equal(attend(backend(), alone, options)[0], attend(backend(), batch, options)[0])
+    native.testing_split_by_batch(True)
+    try:
+        together, by_itself = attend(backend(), batch, options)[0], attend(backend(), alone, options)[0]
+    finally:
+        native.testing_split_by_batch(False)
+    assert not torch.equal(by_itself, together)
+    torch.testing.assert_close(by_itself, together)
+
+
+def test_int8_is_bitwise_the_same_in_chunks_and_instruction_sets() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        batch = PagedBatch([(0, LENGTH)], 7, 1, 80, dtype=dtype, cache_dtype=torch.int8)
+        for features in FEATURES:
+            options = batch.options(**features)
+            whole = attend(backend(), batch, options)
+            for size in (1, 7, 64):
+                assert torch.equal(in_chunks(batch, 0, LENGTH, size, options), whole)
+            assert torch.equal(attend(backend(isa="generic"), batch, options), whole)
+            native.set_isa("auto")

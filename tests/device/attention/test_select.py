@@ -30,12 +30,12 @@ def test_auto_takes_the_first_backend_that_fits() -> None:
 
 def test_a_backend_that_does_not_fit_is_refused_with_its_reasons() -> None:
     with pytest.raises(UnsupportedError) as error:
-        select_backend("auto", replace(NEEDS, head_size=68, kv_cache_dtype="int8"))
+        select_backend("auto", replace(NEEDS, head_size=68, kv_cache_dtype="uint8"))
     assert error.value.reasons == (
-        "cpu: KV cache dtype int8 is not one of float32, bfloat16",
+        "cpu: KV cache dtype uint8 is not one of float32, bfloat16, int8",
         "cpu: it needs native kernels, and this engine runs on others",
         "cpu: head size 68 is not a multiple of 8",
-        "reference: KV cache dtype int8 is not one of float32, bfloat16, float16",
+        "reference: KV cache dtype uint8 is not one of float32, bfloat16, float16, int8",
     )
 
 

@@ -47,7 +47,7 @@ def load_tiny_model(
 class PagedRun:
     """Requests of given tokens whose blocks are a random permutation of a cache that starts full of NaN."""
 
-    def __init__(self, model: nn.Module, requests: list[list[int]], *, block_size: int = 8, seed: int = 0) -> None:
+    def __init__(self, model: nn.Module, requests: list[list[int]], *, block_size: int = 16, seed: int = 0) -> None:
         self.model = model
         self.requests = requests
         self.block_size = block_size
@@ -60,7 +60,7 @@ class PagedRun:
         self.backend = next(iter(attention_layers(model).values())).backend
         caches = {
             name: torch.full(
-                self.backend.kv_cache_shape(count + 1, block_size, spec.num_kv_heads, spec.head_size),
+                self.backend.kv_cache_shape(count + 1, spec.with_block_size(block_size)),
                 float("nan"),
                 dtype=getattr(torch, spec.dtype),
             )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo.device.ops.paged_attention import AttentionOptions, WorkList
+from octavo.device.ops.qkv_rope_write import dequantize, write_kv
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
@@ -46,6 +47,19 @@ def attend(
     return sum((math.exp(score) / total * value for score, value in zip(scores, seen, strict=True)), torch.zeros(1))
 
 
+def in_strips(kv_cache: Tensor) -> Tensor:
+    """[2, num_blocks, block_size, num_kv_heads, head_size] as native kernels lay it out: strips of 16 tokens."""
+    rows = kv_cache.transpose(2, 3).unflatten(3, (-1, 16))
+    pack = 4 // kv_cache.element_size()
+    keys, values = rows[..., :-4] if pack == 4 else rows
+    keys = keys.unflatten(-1, (-1, pack)).transpose(-3, -2)
+    values = values.unflatten(-2, (-1, pack)).transpose(-2, -1)
+    parts = torch.stack((keys.flatten(3), values.flatten(3)), dim=3)
+    if pack < 4:
+        return parts
+    return torch.cat((parts, rows[..., -4:].flatten(-2).movedim(0, 3)), dim=-1)
+
+
 @dataclass
 class PagedBatch:
     """Random requests in a paged cache of NaN: ``lengths`` are (tokens before, tokens of this step) per request."""
@@ -55,8 +69,9 @@ class PagedBatch:
     num_kv_heads: int
     head_size: int
     dtype: torch.dtype = torch.float32
-    block_size: int = 8
+    block_size: int = 16
     seed: int = 0
+    cache_dtype: torch.dtype | None = None
     query: Tensor = field(init=False)
     keys: list[Tensor] = field(init=False)
     values: list[Tensor] = field(init=False)
@@ -73,13 +88,25 @@ class PagedBatch:
         width = max((-(-total // self.block_size) for total in totals), default=0) + 1
         order = torch.randperm(len(totals) * width, generator=numbers) + 1
         self.block_table = order.view(len(totals), width).int()
-        shape = (2, len(order) + 1, self.block_size, self.num_kv_heads, self.head_size)
-        self.kv_cache = torch.full(shape, float("nan"), dtype=self.dtype)
+        self.kv_cache = self._empty_cache(len(order) + 1)
         for request, total in enumerate(totals):
-            for position in range(total):
-                block = self.block_table[request, position // self.block_size]
-                self.kv_cache[0, block, position % self.block_size] = self.keys[request][position]
-                self.kv_cache[1, block, position % self.block_size] = self.values[request][position]
+            positions = torch.arange(total)
+            blocks = self.block_table[request, positions // self.block_size]
+            slots = blocks.long() * self.block_size + positions % self.block_size
+            write_kv(self.keys[request], self.values[request], self.kv_cache, slots)
+            if self.kv_cache.dtype != self.dtype:
+                self.keys[request], self.values[request] = (half[slots] for half in self._read())
+
+    def _empty_cache(self, num_blocks: int) -> Tensor:
+        dtype = self.cache_dtype or self.dtype
+        shape = (2, num_blocks, self.block_size, self.num_kv_heads, self.head_size)
+        if dtype != torch.int8:
+            return torch.full(shape, float("nan"), dtype=dtype)
+        return torch.full((*shape[:-1], self.head_size + 4), -1, dtype=torch.int8)  # whose scales are NaN
+
+    def _read(self) -> Tensor:
+        slots = self.kv_cache.flatten(1, 2)
+        return dequantize(slots) if slots.dtype == torch.int8 else slots
 
     def _random(self, numbers: torch.Generator, *shape: int) -> Tensor:
         return torch.randn(*shape, self.head_size, generator=numbers).to(self.dtype)

@@ -13,6 +13,7 @@ from octavo.device.ops.linear import DenseWeight
 from octavo.device.ops.qkv_rope_write import HeadNorm
 from octavo.device.ops.rope import RopeTable
 from octavo.words.errors import UnsupportedError
+from tests.device.ops.naive import in_strips
 
 native = pytest.importorskip("octavo._native", reason="built without the native module")
 
@@ -71,7 +72,7 @@ def embedding(dtype: torch.dtype, width: int) -> Op:
 
 def qkv_rope_write(dtype: torch.dtype, width: int) -> Op:
     """Three query heads and one KV head; halves and neighbours, with and without norms, a cache of the other type."""
-    width = min(width, 100)
+    width = 4 * min(width, 25)
     head_size = 2 * width
     heads, positions, slots = random(ROWS, 5 * head_size, dtype=dtype), torch.arange(ROWS) % 40, torch.arange(ROWS)
     angles = torch.arange(40).unsqueeze(1) * torch.logspace(0, -3, width)
@@ -81,13 +82,41 @@ def qkv_rope_write(dtype: torch.dtype, width: int) -> Op:
     def run(kernels: Kernels, rows: slice) -> list[Tensor]:
         results = []
         for interleaved, used_norm, cache_dtype in ((False, norm, dtype), (True, None, torch.bfloat16)):
-            cache = torch.zeros(2, 10, 8, 1, head_size, dtype=cache_dtype)
+            cache = in_strips(torch.zeros(2, 5, 16, 1, head_size, dtype=cache_dtype))
             arguments = (positions[rows], RopeTable(cos_sin, interleaved), cache, slots[rows], used_norm)
             results += [kernels.qkv_rope_write(heads[rows], NOTHING, *arguments)]
-            results += list(cache.flatten(1, 2)[:, rows])
+            results += [stored(cache, half)[rows] for half in (0, 1)]
         return results
 
     return run
+
+
+def stored(cache: Tensor, half: int) -> Tensor:
+    """The keys or values of every slot, [slots, head_size], of a cache of one head."""
+    pack, words = 4 // cache.element_size(), cache[:, 0, :, half]
+    if half == 0:
+        return words.unflatten(-1, (-1, 16, pack)).transpose(2, 3).flatten(3).flatten(0, 2)
+    return words.unflatten(-1, (16 // pack, -1, pack)).transpose(3, 4).flatten(2, 3).flatten(0, 2)
+
+
+def test_int8_keys_and_values_are_stored_as_the_reference_stores_them() -> None:
+    for dtype in DTYPES:
+        heads = random(ROWS, 5 * 24, dtype=dtype)
+        heads[3, 72:96], heads[4, 96] = 0.0, float("nan")  # a key of zeros, a value that is not all numbers
+        arguments = (torch.zeros(ROWS, dtype=torch.int64), RopeTable(torch.tensor([[1.0] * 12 + [0.0] * 12])))
+        slots = torch.arange(ROWS).flip(0)
+        caches = {name: torch.zeros(2, 5, 16, 1, 28, dtype=torch.int8) for name in ("native", "reference")}
+        caches["native"] = in_strips(caches["native"])
+        for name, cache in caches.items():
+            load_kernels(name).qkv_rope_write(heads, NOTHING, *arguments, cache, slots)
+        expected = in_strips(caches["reference"])
+        assert scales_of(expected).isnan().sum() == 1
+        assert torch.equal(scales_of(caches["native"]).nan_to_num(-1), scales_of(expected).nan_to_num(-1))
+        assert torch.equal(caches["native"][..., : 16 * 24], expected[..., : 16 * 24])
+
+
+def scales_of(cache: Tensor) -> Tensor:
+    return cache[..., -64:].contiguous().view(torch.float32)
 
 
 OPS = (add_rms_norm, rms_norm, silu, gelu, embedding, qkv_rope_write)
@@ -138,7 +167,7 @@ def test_what_is_out_of_range_is_refused() -> None:
     kernels, table = load_kernels("native"), RopeTable(torch.ones(4, 8))
     with pytest.raises(IndexError, match="token 20 is not below 20"):
         kernels.embedding(torch.tensor([20]), DenseWeight(torch.ones(20, 8)))
-    cache, heads = torch.zeros(2, 2, 8, 1, 8), torch.ones(1, 24)
+    cache, heads = in_strips(torch.zeros(2, 1, 16, 1, 8)), torch.ones(1, 24)
     for position, slot, reason in ((4, 0, "position 4"), (0, 16, "slot 16")):
         with pytest.raises(IndexError, match=reason):
             kernels.qkv_rope_write(heads, NOTHING, torch.tensor([position]), table, cache, torch.tensor([slot]))

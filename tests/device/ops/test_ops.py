@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from typing import Any
 
@@ -21,6 +21,7 @@ from tests.device.ops import naive
 
 Kernel = Callable[..., Any]
 Results = Iterator[tuple[Tensor, Tensor]]
+LayOut = Callable[[Tensor], Tensor]
 DTYPES = (torch.float32, torch.bfloat16)
 BOTH = [(name, backend) for name, backends in OPS.items() for backend in backends]
 
@@ -84,18 +85,18 @@ def rope_case(kernel: Kernel, dtype: torch.dtype) -> Results:
             yield kernel(heads, positions, RopeTable(cos_sin, interleaved)), expected
 
 
-def qkv_rope_write_case(kernel: Kernel, dtype: torch.dtype) -> Results:
+def qkv_rope_write_case(kernel: Kernel, dtype: torch.dtype, lay_out: LayOut) -> Results:
     """Six query heads and two KV heads of 16, with and without bias and head norms; one row of four is padding."""
     x, weight, bias = random(4, 24, dtype=dtype), random(160, 24, dtype=dtype, seed=1), random(160, dtype=dtype, seed=2)
     norm = HeadNorm(random(16, dtype=dtype, seed=3), random(16, dtype=dtype, seed=4), 1e-6, 1.0)
     positions, slots, cos_sin = torch.tensor([0, 3, 39, 5]), torch.tensor([9, 2, -1, 15]), table_of(8)
     for used_bias, used_norm in ((None, None), (bias, None), (None, norm)):
-        cache = torch.full((2, 3, 8, 2, 16), -7.0, dtype=dtype)
+        cache = lay_out(torch.full((2, 2, 16, 2, 16), -7.0, dtype=dtype))
         query = kernel(x, DenseWeight(weight, used_bias), positions, RopeTable(cos_sin), cache, slots, used_norm)
         projected = x.double() @ weight.double().T + (0.0 if used_bias is None else used_bias.double())
         heads = rounded(projected, dtype).view(4, 10, 16)
         expected = heads.clone()
-        expected_cache = torch.full((2, 24, 2, 16), -7.0, dtype=torch.float64)
+        expected_cache = torch.full((2, 32, 2, 16), -7.0, dtype=torch.float64)
         for row in range(4):
             for head in range(8):
                 turned = heads[row, head]
@@ -106,17 +107,18 @@ def qkv_rope_write_case(kernel: Kernel, dtype: torch.dtype) -> Results:
             if slots[row] >= 0:
                 expected_cache[0, slots[row]], expected_cache[1, slots[row]] = expected[row, 6:8], expected[row, 8:]
         yield query, expected[:, :6]
-        yield cache.flatten(1, 2), expected_cache
+        yield cache, lay_out(expected_cache.unflatten(1, (2, 16)).to(dtype))
 
 
-def paged_attention_case(kernel: Kernel, dtype: torch.dtype) -> Results:
+def paged_attention_case(kernel: Kernel, dtype: torch.dtype, lay_out: LayOut) -> Results:
     batch = naive.PagedBatch([(0, 9), (20, 1), (5, 1), (13, 4)], 6, 2, 16, dtype=dtype)
     sinks = random(6, dtype=dtype, seed=5)
     features: tuple[dict[str, Any], ...] = ({}, {"sliding_window": 5}, {"chunk_size": 6}, {"softcap": 1.5})
     for given in features:
         options = batch.options(**given)
-        yield kernel(batch.query, batch.kv_cache, batch.work, options), batch.expected(options)
-        yield kernel(batch.query, batch.kv_cache, batch.work, options, sinks), batch.expected(options, sinks)
+        kv_cache = lay_out(batch.kv_cache)
+        yield kernel(batch.query, kv_cache, batch.work, options), batch.expected(options)
+        yield kernel(batch.query, kv_cache, batch.work, options, sinks), batch.expected(options, sinks)
 
 
 def gate_up_activation_case(kernel: Kernel, dtype: torch.dtype) -> Results:
@@ -135,17 +137,54 @@ def lm_head_case(kernel: Kernel, dtype: torch.dtype) -> Results:
     yield kernel(hidden, DenseWeight(weight), 2.0), 2.0 * torch.tanh(logits / 2.0)
 
 
+def add_layer_norm_case(kernel: Kernel, dtype: torch.dtype) -> Results:
+    x, residual = random(5, 24, dtype=dtype) * 3 + 2, random(5, 24, dtype=dtype, seed=1)
+    weight, bias = random(24, dtype=dtype, seed=2), random(24, dtype=dtype, seed=3)
+    total = x.double() + residual.double()
+    centred = total - total.sum(-1, keepdim=True) / 24
+    variance = (centred * centred).sum(-1, keepdim=True) / 24
+    expected = centred / torch.sqrt(variance + 1e-6) * weight.double() + bias.double()
+    yield kernel(x, residual, weight, bias, 1e-6), expected
+
+
+def linear_activation_case(kernel: Kernel, dtype: torch.dtype) -> Results:
+    x, weight, bias = random(5, 24, dtype=dtype), random(7, 24, dtype=dtype, seed=1), random(7, dtype=dtype, seed=2)
+    projected = rounded(x.double() @ weight.double().T + bias.double(), dtype)
+    yield kernel(x, DenseWeight(weight, bias), "gelu"), projected / 2 * (1 + torch.erf(projected / 2**0.5))
+    yield kernel(x, DenseWeight(weight, bias), "relu"), projected * (projected > 0)
+    yield kernel(x, DenseWeight(weight, bias), "tanh"), 1 - 2 / (torch.exp(2 * projected) + 1)
+
+
+def encoder_attention_case(kernel: Kernel, dtype: torch.dtype) -> Results:
+    """Texts of 1, 9 and 3 tokens; three heads of 8."""
+    qkv, bounds = random(13, 72, dtype=dtype), [0, 1, 10, 13]
+    expected = torch.zeros(13, 3, 8, dtype=torch.float64)
+    parts = qkv.double().view(13, 3, 3, 8)
+    for start, end in zip(bounds, bounds[1:], strict=False):
+        for head in range(3):
+            query, key, value = parts[start:end, :, head].unbind(1)
+            weights = torch.exp(query @ key.T * 0.3)
+            expected[start:end, head] = weights / weights.sum(-1, keepdim=True) @ value
+    yield kernel(qkv, torch.tensor(bounds, dtype=torch.int32), 3, 0.3), expected.flatten(1)
+
+
 CASES: dict[str, Callable[[Kernel, torch.dtype], Results]] = {
+    "add_layer_norm": add_layer_norm_case,
     "add_rms_norm": add_rms_norm_case,
     "embedding": embedding_case,
+    "encoder_attention": encoder_attention_case,
     "gate_up_activation": gate_up_activation_case,
     "linear": linear_case,
+    "linear_activation": linear_activation_case,
     "lm_head": lm_head_case,
-    "paged_attention": paged_attention_case,
-    "qkv_rope_write": qkv_rope_write_case,
     "rms_norm": rms_norm_case,
     "rope": rope_case,
 }
+CACHE_CASES: dict[str, Callable[[Kernel, torch.dtype, LayOut], Results]] = {
+    "paged_attention": paged_attention_case,
+    "qkv_rope_write": qkv_rope_write_case,
+}
+LAYOUTS: dict[str, LayOut] = {"reference": lambda kv_cache: kv_cache, "native": naive.in_strips}
 FLOAT32_RESULTS = {"lm_head", "rope"}
 
 
@@ -163,14 +202,15 @@ def test_op_computes_its_definition(name: str, backend: str, dtype: torch.dtype)
     result_dtype = torch.float32 if name in FLOAT32_RESULTS else dtype
     # One rounding of the result, or of an intermediate value next to a boundary: two units in the last place.
     tolerance = 1e-5 if result_dtype == torch.float32 else 2**-7
-    for got, expected in CASES[name](kernel, dtype):
+    case = partial(CACHE_CASES[name], lay_out=LAYOUTS[backend]) if name in CACHE_CASES else CASES[name]
+    for got, expected in case(kernel, dtype):
         assert got.dtype == result_dtype
         assert got.shape == expected.shape
         torch.testing.assert_close(got.double(), expected.double(), rtol=tolerance, atol=tolerance)
 
 
 def test_every_op_has_a_case() -> None:
-    assert set(CASES) == set(OPS)
+    assert CASES.keys() | CACHE_CASES.keys() == OPS.keys()
 
 
 def test_every_op_is_a_file_of_its_name_with_a_contract() -> None:

@@ -33,7 +33,7 @@ def prepared() -> InputBatch:
     )
     old = new_request("old", [10, 11, 12, 13], ([3], [4]))
     table.update(SchedulerOutput(step_id=0, new_requests=[old], num_scheduled_tokens={"old": 4}))
-    table.append(table.slots(["old"]), [14])
+    table.append(table.slots(["old"]), [[14]])
     output = SchedulerOutput(
         step_id=1,
         new_requests=[

@@ -67,7 +67,7 @@ def test_columns_follow_the_longest_request() -> None:
     short = table.add(request("short", [5]))
     assert table.token_ids.shape == (2, FIRST_COLUMNS)
     for token in (7, 8):
-        table.append(table.slots(["long", "short"]), [token, token + 10])
+        table.append(table.slots(["long", "short"]), [[token], [token + 10]])
     assert table.token_ids.shape == (2, 2 * FIRST_COLUMNS)
     (slot,) = table.slots(["long"])
     assert table.token_ids[slot, : FIRST_COLUMNS + 1].tolist() == [*prompt, 7, 8]

@@ -18,6 +18,7 @@ from octavo.device.attention.reference import ReferenceAttention
 from octavo.device.layers.attention import Attention, attention_layers
 from octavo.device.ops.kernels import REFERENCE_KERNELS
 from octavo.device.ops.paged_attention import AttentionOptions
+from octavo.device.ops.qkv_rope_write import write_kv
 from octavo.device.sample.prompt_logprobs import PromptLogprobs
 from octavo.device.sample.sampler import Sampler, builtin_processors
 from octavo.device.worker.graphs import StepGraphs
@@ -71,9 +72,7 @@ class TinyModel(nn.Module):
         for layer in self.attentions:
             query, key, value = x @ self.projections[layer.name]
             slots = ctx.metadata[layer.name].slot_mapping
-            halves = layer.kv_cache.flatten(1, 2)
-            halves[0, slots] = key.view(-1, HEADS, HEAD_SIZE)
-            halves[1, slots] = value.view(-1, HEADS, HEAD_SIZE)
+            write_kv(key.view(-1, HEADS, HEAD_SIZE), value.view(-1, HEADS, HEAD_SIZE), layer.kv_cache, slots)
             x = x + layer(query.reshape(-1, HEADS, HEAD_SIZE), ctx)
         return x + poison
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from octavo.device.ops.native.context import NativeContext
 from octavo.device.ops.native.dtypes import is_bfloat16
-from octavo.device.ops.native.qkv_rope_write import cache_strides
+from octavo.device.ops.native.kv_cache import cache_view
 from octavo.device.ops.paged_attention import AttentionOptions, WorkList
 
 
@@ -38,7 +38,7 @@ def attend(
     options: AttentionOptions,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """As ``ops/paged_attention``; head sizes are multiples of 8, query and cache are float32 or bfloat16 each."""
+    """As ``ops/paged_attention``, from a cache as ``ops/native/kv_cache`` says; head sizes are multiples of 8."""
     query = query.contiguous()
     out = native.empty(query, *query.shape[1:])
     layer = native.library.AttentionLayer(
@@ -50,14 +50,11 @@ def attend(
         options.sliding_window or 0,
         options.chunk_size or 0,
     )
-    strides, block_size = cache_strides(kv_cache), kv_cache.shape[2]
-    cache = native.library.CacheView(kv_cache.data_ptr(), *strides, block_size, is_bfloat16(kv_cache.dtype))
     logits = None if sinks is None else sinks.float().contiguous()
     tensors = (query, out, *step.arrays, kv_cache) if logits is None else (query, out, *step.arrays, kv_cache, logits)
     addresses = (query.data_ptr(), out.data_ptr())
-    launch = layer.attend(
-        step.view, cache, *addresses, is_bfloat16(query.dtype), 0 if logits is None else logits.data_ptr()
-    )
+    cache, half = cache_view(native, kv_cache), is_bfloat16(query.dtype)
+    launch = layer.attend(step.view, cache, *addresses, half, 0 if logits is None else logits.data_ptr())
     native.run(launch, len(query), *tensors, num_requests=step.num_requests)
     return out
 

@@ -11,12 +11,13 @@ from torch import Tensor
 from octavo.device.ops.linear import LinearWeight
 from octavo.device.ops.native.context import NativeContext
 from octavo.device.ops.native.dtypes import is_bfloat16
+from octavo.device.ops.native.kv_cache import cache_view, head_size_of
 from octavo.device.ops.qkv_rope_write import HeadNorm
 from octavo.device.ops.rope import RopeTable
 
 
 def qkv_rope_write(native: NativeContext) -> Callable[..., Tensor]:
-    """The op with the contract of ``ops/qkv_rope_write``; the cache is float32 or bfloat16."""
+    """The op with the contract of ``ops/qkv_rope_write``, for a cache as ``ops/native/kv_cache`` says."""
 
     def qkv_rope_write(
         x: Tensor,
@@ -28,7 +29,7 @@ def qkv_rope_write(native: NativeContext) -> Callable[..., Tensor]:
         norm: HeadNorm | None = None,
     ) -> Tensor:
         projected = weight.project(x).contiguous()
-        num_kv_heads, head_size = kv_cache.shape[3:]
+        num_kv_heads, head_size = kv_cache.shape[1], head_size_of(kv_cache)
         num_heads = projected.shape[1] // head_size - 2 * num_kv_heads
         assert positions.dtype == slot_mapping.dtype == torch.int64
         assert len(positions) == len(slot_mapping) == len(x)
@@ -44,21 +45,12 @@ def qkv_rope_write(native: NativeContext) -> Callable[..., Tensor]:
 
 
 def _layer(native: NativeContext, num_heads: int, table: RopeTable, kv_cache: Tensor, norm: HeadNorm | None) -> Any:
-    num_blocks, block_size, num_kv_heads, head_size = kv_cache.shape[1:]
+    num_kv_heads, head_size = kv_cache.shape[1], head_size_of(kv_cache)
     num_positions, rotary_dim = table.cos_sin.shape
     assert table.cos_sin.dtype == torch.float32 and table.cos_sin.is_contiguous()
     layer = native.library.RopeWriteLayer(num_heads, num_kv_heads, head_size, rotary_dim, table.interleaved)
     layer.set_table(table.cos_sin.data_ptr(), num_positions)
-    strides = cache_strides(kv_cache)
-    layer.set_cache(kv_cache.data_ptr(), *strides, num_blocks, block_size, is_bfloat16(kv_cache.dtype))
+    layer.set_cache(cache_view(native, kv_cache))
     if norm is not None:
         layer.set_norm(norm.q_weight.data_ptr(), norm.k_weight.data_ptr(), norm.eps, norm.weight_offset)
     return layer
-
-
-def cache_strides(kv_cache: Tensor) -> tuple[int, int]:
-    """Elements from keys to values and from block to block; a block itself must be contiguous."""
-    half, block, *inner = kv_cache.stride()
-    num_kv_heads, head_size = kv_cache.shape[3:]
-    assert inner == [num_kv_heads * head_size, head_size, 1], "a block of the cache must be contiguous"
-    return half, block

@@ -1,0 +1,127 @@
+// Strips of the cache (kv_cache.h) as kernels read and write them.
+#pragma once
+
+#include "kv_cache.h"
+#include "simd/lanes.h"
+
+namespace octavo::OCTAVO_ISA {
+
+using Half = std::uint16_t;
+using Byte = std::int8_t;
+
+// Vectors that an entry of a strip's keys takes.
+constexpr int kParts = kKeysPerStrip / kLanes;
+
+// Entries of a word: of a key those of consecutive places, of values those of consecutive tokens.
+template <class Cache>
+inline constexpr int kPack = static_cast<int>(4 / sizeof(Cache));
+
+template <class Cache>
+inline constexpr bool kHasScales = sizeof(Cache) == 1;
+
+template <class Cache>
+struct Strip {
+    char* keys_start;
+    int head_size;
+
+    OCTAVO_INLINE std::size_t part_bytes() const {
+        return kKeysPerStrip * (head_size * sizeof(Cache) + (kHasScales<Cache> ? sizeof(float) : 0));
+    }
+    OCTAVO_INLINE Cache* keys() const { return reinterpret_cast<Cache*>(keys_start); }
+    OCTAVO_INLINE Cache* values() const { return reinterpret_cast<Cache*>(keys_start + part_bytes()); }
+    OCTAVO_INLINE float* key_scales() const { return reinterpret_cast<float*>(keys() + kKeysPerStrip * head_size); }
+    OCTAVO_INLINE float* value_scales() const { return reinterpret_cast<float*>(values() + kKeysPerStrip * head_size); }
+};
+
+// The strip that holds a token of a block.
+template <class Cache>
+OCTAVO_INLINE Strip<Cache> strip_of(const KvCache& cache, std::int64_t block, int kv_head, int token) {
+    Strip<Cache> strip{cache.data + block * cache.block_bytes, cache.head_size};
+    strip.keys_start += (kv_head * (cache.block_size / kKeysPerStrip) + token / kKeysPerStrip) * 2 * strip.part_bytes();
+    return strip;
+}
+
+// ---- Words ----
+
+// Entry kAt of each of the words of kLanes keys, or value entries, as float32.
+template <int kAt>
+OCTAVO_INLINE Lanes word_entries(const float* words) {
+    static_assert(kAt == 0);
+    return load(words);
+}
+template <int kAt>
+OCTAVO_INLINE Lanes word_entries(const Half* words) {
+    return kAt == 0 ? first_of_pairs(words) : second_of_pairs(words);
+}
+template <int kAt>
+OCTAVO_INLINE Lanes word_entries(const Byte* words) {
+#if OCTAVO_HAS_AVX2
+    const __m256i quads = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words));
+    return {_mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_slli_epi32(quads, 24 - 8 * kAt), 24))};
+#else
+    float entries[kLanes];
+    for (int i = 0; i < kLanes; ++i) entries[i] = static_cast<float>(words[4 * i + kAt]);
+    return load(entries);
+#endif
+}
+
+// ---- Writing a token ----
+
+// What a token's entries are divided by to be whole numbers of -127 .. 127, and its inverse. A number that is not finite
+// makes the scale NaN, and with it all that is read.
+struct TokenScale {
+    float scale, inverse;
+};
+
+OCTAVO_INLINE TokenScale token_scale(const float* entries, int head_size) {
+    float largest = 0.0f, poison = 0.0f;
+    for (int i = 0; i < head_size; ++i) {
+        const float size = entries[i] < 0.0f ? -entries[i] : entries[i];
+        largest = size > largest ? size : largest;
+        poison += entries[i] * 0.0f;
+    }
+    return {largest / 127.0f + poison, largest > 0.0f && poison == 0.0f ? 127.0f / largest : 0.0f};
+}
+
+// The nearest whole number, ties to even: adding 1.5 * 2^23 leaves it in the last bits.
+OCTAVO_INLINE Byte nearest_byte(float number) {
+    return static_cast<Byte>(static_cast<std::uint8_t>(as_bits(number + 12582912.0f)));
+}
+
+// Stores one token's entries in the words of its strip, each converted by `as_stored`.
+template <class Cache, class Convert>
+OCTAVO_INLINE void store_key(Cache* keys, int token, const float* entries, int head_size, Convert as_stored) {
+    constexpr int p = kPack<Cache>;
+    Cache* to = keys + token * p;
+    for (int d = 0; d < head_size; d += p, to += kKeysPerStrip * p) {
+        Cache word[p];
+        for (int i = 0; i < p; ++i) word[i] = as_stored(entries[d + i]);
+        std::memcpy(to, word, sizeof word);
+    }
+}
+template <class Cache, class Convert>
+OCTAVO_INLINE void store_value(Cache* values, int token, const float* entries, int head_size, Convert as_stored) {
+    constexpr int p = kPack<Cache>;
+    Cache* to = values + token / p * head_size * p + token % p;
+    for (int d = 0; d < head_size; ++d) to[d * p] = as_stored(entries[d]);
+}
+
+OCTAVO_INLINE void write_token(Strip<float> strip, int token, const float* key, const float* value) {
+    const auto same = [](float entry) { return entry; };
+    store_key(strip.keys(), token, key, strip.head_size, same);
+    store_value(strip.values(), token, value, strip.head_size, same);
+}
+OCTAVO_INLINE void write_token(Strip<Half> strip, int token, const float* key, const float* value) {
+    const auto rounded = [](float entry) { return to_bfloat16(entry); };
+    store_key(strip.keys(), token, key, strip.head_size, rounded);
+    store_value(strip.values(), token, value, strip.head_size, rounded);
+}
+OCTAVO_INLINE void write_token(Strip<Byte> strip, int token, const float* key, const float* value) {
+    const TokenScale k = token_scale(key, strip.head_size), v = token_scale(value, strip.head_size);
+    strip.key_scales()[token] = k.scale;
+    strip.value_scales()[token] = v.scale;
+    store_key(strip.keys(), token, key, strip.head_size, [k](float entry) { return nearest_byte(entry * k.inverse); });
+    store_value(strip.values(), token, value, strip.head_size, [v](float entry) { return nearest_byte(entry * v.inverse); });
+}
+
+}  // namespace octavo::OCTAVO_ISA

@@ -1,0 +1,52 @@
+"""How a folder with the files of sentence-transformers pools: modules.json and what it names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from octavo.checkpoint.record import Record, read_json, read_json_record
+from octavo.words.errors import CheckpointError, UnsupportedError
+from octavo.words.model_facts import PoolingFacts
+
+MODULES = "modules.json"
+KINDS = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": "last",
+}
+
+
+def read_pooling_facts(folder: Path) -> PoolingFacts | None:
+    """Return how the folder's model pools, None where it does not say.
+
+    Raises UnsupportedError for a way of pooling, or a module behind it, that Octavo does not have.
+    """
+    path = folder / MODULES
+    if not path.is_file():
+        return None
+    modules = read_json(path)
+    if not isinstance(modules, list) or not all(isinstance(module, Mapping) for module in modules):
+        raise CheckpointError(path, "must be a list of modules")
+    by_kind = {str(module.get("type")).rsplit(".", 1)[-1]: str(module.get("path", "")) for module in modules}
+    if unknown := set(by_kind) - {"Transformer", "Pooling", "Normalize"}:
+        raise UnsupportedError(f"{path}: module {sorted(unknown)[0]}; supported: Transformer, Pooling, Normalize")
+    if "Pooling" not in by_kind:
+        return None
+    config = read_json_record(folder / by_kind["Pooling"] / "config.json")
+    return PoolingFacts(kind=_kind(config), normalize="Normalize" in by_kind)
+
+
+def read_longest_text(folder: Path) -> int | None:
+    """The most tokens of one text that the folder's model is meant for, None where it does not say."""
+    path = folder / "sentence_bert_config.json"
+    return read_json_record(path).maybe_integer("max_seq_length") if path.is_file() else None
+
+
+def _kind(config: Record) -> str:
+    asked = [key for key in config.values if key.startswith("pooling_mode_") and config.get(key) is True]
+    if len(asked) != 1 or asked[0] not in KINDS:
+        raise UnsupportedError(
+            f"{config.file}: pools by {', '.join(asked) or 'nothing'}; supported: {', '.join(KINDS)}"
+        )
+    return KINDS[asked[0]]

@@ -1,0 +1,29 @@
+"""Who guesses tokens ahead of the model, so that one step may verify several."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from octavo.config.fields import Option
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculationConfig:
+    """What the user asked about speculative decoding."""
+
+    speculative_method: Annotated[
+        str,
+        Option(
+            "Guess tokens and verify several in a step; answers stay the same. ngram = what followed the newest tokens "
+            "the last time they were said.",
+            choices=("none", "ngram"),
+        ),
+    ] = "none"
+    num_speculative_tokens: Annotated[
+        int, Option("Most tokens guessed for a request in a step.", at_least=1, at_most=128)
+    ] = 8
+    prompt_lookup_min: Annotated[
+        int, Option("Fewest tokens that must have been said before, for ngram.", at_least=1)
+    ] = 2
+    prompt_lookup_max: Annotated[int, Option("Most tokens that are looked up, for ngram.", at_least=1)] = 4

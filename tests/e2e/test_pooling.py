@@ -1,0 +1,180 @@
+"""Texts pooled into numbers by a whole engine, against Transformers on the same weights in float32."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from octavo import LLM, AsyncLLM, EngineArgs, PoolingParams, PoolingRequestOutput, SamplingParams
+from octavo.words.errors import RequestError
+from tests.tiny_encoders import MAX_TOKENS, hidden_states, label_logits, make_encoder
+
+TEXTS = ["the cat sits", "a", "the dog runs, the cats sit?", "z" * 40, "0 1 2 3 4 5 6 7 8 9", "sitting"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_encoder(tmp_path_factory.mktemp("encoder") / "bert")
+
+
+@pytest.fixture(scope="module")
+def encoder(folder: Path) -> Iterator[LLM]:
+    with LLM(str(folder), dtype="float32") as llm:
+        yield llm
+
+
+def numbers(output: PoolingRequestOutput) -> Tensor:
+    assert output.error is None and output.finished
+    return torch.tensor(output.outputs.data)
+
+
+def close(one: Tensor, other: Tensor) -> bool:
+    return torch.allclose(one, other, atol=2e-5, rtol=1e-4)
+
+
+def test_embeddings_are_those_of_transformers(encoder: LLM, folder: Path) -> None:
+    for output in encoder.embed(TEXTS, use_tqdm=False):
+        expected = F.normalize(hidden_states(folder, output.prompt_token_ids).mean(0), dim=0)
+        assert close(numbers(output), expected)
+
+
+def test_a_text_has_the_same_vector_alone_and_in_a_batch(encoder: LLM) -> None:
+    together = encoder.embed(TEXTS * 8, use_tqdm=False)
+    for text, output in zip(TEXTS, together, strict=False):
+        alone = encoder.embed(text, use_tqdm=False)[0]
+        assert close(numbers(alone), numbers(output))
+        assert len(alone.prompt_token_ids) == len(output.prompt_token_ids)
+
+
+def test_pooling_kinds_are_read_from_the_checkpoint(tmp_path: Path) -> None:
+    for kind, index in (("cls", 0), ("last", -1)):
+        folder = make_encoder(tmp_path / kind, pooling=kind, normalize=False)
+        with LLM(str(folder), dtype="float32") as llm:
+            output = llm.embed("the cat sits", use_tqdm=False)[0]
+        assert close(numbers(output), hidden_states(folder, output.prompt_token_ids)[index])
+
+
+def test_each_token_has_a_vector(encoder: LLM, folder: Path) -> None:
+    output = encoder.encode("the cat", PoolingParams(task="token_embed", use_activation=False), use_tqdm=False)[0]
+    expected = hidden_states(folder, output.prompt_token_ids)
+    assert close(numbers(output).view(expected.shape), expected)
+
+
+def test_a_shortened_vector_has_length_one_again(encoder: LLM) -> None:
+    whole = numbers(encoder.embed("the cat", use_tqdm=False)[0])
+    short = numbers(encoder.embed("the cat", dimensions=16, use_tqdm=False)[0])
+    assert close(short, F.normalize(whole[:16], dim=0))
+
+
+def test_scores_of_an_embedding_model_are_cosines(encoder: LLM) -> None:
+    one, other = (numbers(output) for output in encoder.embed(TEXTS[:2], use_tqdm=False))
+    scores = encoder.score(TEXTS[0], TEXTS[:2], use_tqdm=False)
+    assert close(torch.cat([numbers(score) for score in scores]), torch.stack([one @ one, one @ other]))
+
+
+@pytest.mark.parametrize("num_labels", [1, 3])
+def test_a_cross_encoder_reads_both_texts_at_once(tmp_path: Path, num_labels: int) -> None:
+    folder = make_encoder(tmp_path / "cross", num_labels=num_labels)
+    with LLM(str(folder), dtype="float32") as llm:
+        tokenizer = llm.get_tokenizer()
+        for output, second in zip(
+            llm.score("the cat", ["a dog", "sits"], use_tqdm=False), ["a dog", "sits"], strict=True
+        ):
+            at = len(tokenizer.encode("the cat"))
+            ids = tokenizer.encode("the cat") + tokenizer.encode(second)[1:]
+            assert output.prompt_token_ids == ids
+            logits = label_logits(folder, ids, at)
+            expected = logits.sigmoid() if num_labels == 1 else logits.softmax(0)
+            assert close(numbers(output), expected)
+        output = llm.classify("the cat", use_tqdm=False)[0]
+        logits = label_logits(folder, output.prompt_token_ids, 99)
+        assert close(numbers(output), logits.sigmoid() if num_labels == 1 else logits.softmax(0))
+
+
+def test_a_text_of_the_models_length_is_taken_and_a_longer_one_refused_or_cut(tmp_path: Path) -> None:
+    folder = make_encoder(tmp_path / "short", longest=20)
+    with LLM(str(folder), dtype="float32") as llm:
+        assert llm.info.max_model_len == 20 < MAX_TOKENS
+        assert len(llm.embed("a " * 18, use_tqdm=False)[0].prompt_token_ids) == 20
+        with pytest.raises(RequestError, match=r"prompts\[1\].*maximum context length is 20"):
+            llm.embed(["a", "a " * 19], use_tqdm=False)
+        cut = llm.embed("a " * 40, truncate_prompt_tokens=-1, use_tqdm=False)[0]
+        whole = llm.embed("a " * 18, use_tqdm=False)[0]
+        assert cut.prompt_token_ids == whole.prompt_token_ids and numbers(cut).equal(numbers(whole))
+
+
+def test_an_encoder_generates_nothing_and_a_generator_embeds_nothing(encoder: LLM, succ: Path) -> None:
+    with pytest.raises(RequestError, match="embed"):
+        encoder.generate("a", use_tqdm=False)
+    with LLM(str(succ), block_size=16) as llm, pytest.raises(RequestError, match="runner=pooling"):
+        llm.embed("a", use_tqdm=False)
+
+
+def test_what_the_model_cannot_give_is_refused(encoder: LLM) -> None:
+    with pytest.raises(RequestError, match="no classifier"):
+        encoder.classify("a", use_tqdm=False)
+    with pytest.raises(RequestError, match="at most 48"):
+        encoder.embed("a", dimensions=49, use_tqdm=False)
+    with pytest.raises(RequestError, match="one first text"):
+        encoder.score(["a", "b"], ["a", "b", "c"], use_tqdm=False)
+    with pytest.raises(RequestError, match="task"):
+        PoolingParams(task="dream")
+    assert encoder.embed("a", use_tqdm=False)[0].error is None
+
+
+def test_a_causal_model_can_be_made_to_embed_by_its_last_token_in_chunks(succ: Path) -> None:
+    with LLM(str(succ), runner="pooling", block_size=16, num_gpu_blocks_override=200) as llm:
+        whole = llm.embed("A" * 40, use_tqdm=False)[0]
+        again = llm.embed("A" * 40, use_tqdm=False)[0]
+        assert again.num_cached_tokens == 32 and numbers(again).equal(numbers(whole))
+    with LLM(
+        str(succ),
+        runner="pooling",
+        block_size=16,
+        num_gpu_blocks_override=200,
+        max_num_batched_tokens=8,
+        max_num_seqs=4,
+    ) as llm:
+        chunked = llm.embed("A" * 40, use_tqdm=False)[0]
+    assert numbers(chunked).equal(numbers(whole))
+
+
+@pytest.mark.slow
+def test_a_background_process_and_asyncio_give_the_same(encoder: LLM, folder: Path) -> None:
+    expected = [output.outputs.data for output in encoder.embed(TEXTS, use_tqdm=False)]
+
+    async def embed() -> list[list[float]]:
+        llm = AsyncLLM.from_engine_args(EngineArgs(str(folder), dtype="float32"))
+        try:
+            outputs = [llm.encode(text, PoolingParams(), str(place)) for place, text in enumerate(TEXTS)]
+            return [output.outputs.data for output in await asyncio.gather(*outputs)]
+        finally:
+            llm.shutdown()
+
+    for one, other in zip(asyncio.run(embed()), expected, strict=True):
+        assert close(torch.tensor(one), torch.tensor(other))
+
+
+@pytest.mark.models
+def test_minilm_is_that_of_transformers() -> None:
+    from octavo.checkpoint.catalogue import models_dir
+
+    folder = models_dir() / "all-minilm-l6-v2"
+    if not folder.is_dir():
+        pytest.skip("all-minilm-l6-v2 is not in the model cache: python scripts/test_models.py all-minilm-l6-v2")
+    texts = ["The cat sits outside", "A man is playing guitar", "Zürich 東京 🦙", "word " * 200]
+    with LLM(str(folder), dtype="float32") as llm:
+        for output in llm.embed(texts, use_tqdm=False):
+            expected = hidden_states(folder, output.prompt_token_ids).mean(0)
+            assert F.cosine_similarity(numbers(output), expected, dim=0) > 0.9999
+
+
+def test_sampling_params_do_not_reach_a_pooling_engine(encoder: LLM) -> None:
+    with pytest.raises(RequestError, match="pools texts"):
+        encoder.generate(["a"], SamplingParams(max_tokens=1), use_tqdm=False)

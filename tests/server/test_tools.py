@@ -1,0 +1,242 @@
+"""Tools and thoughts in the interfaces, on the model that counts: a shape holds it to the text that a test needs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from tests.server.conftest import MODEL, RunningServer
+
+CHAT = "/v1/chat/completions"
+TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }} Call as <tool_call>{...}</tool_call>{% endif %}"
+    "{% for message in messages %}{{ message.content }}{% for call in message.tool_calls %}"
+    "{{ call.function.name }}{% endfor %}{% endfor %}"
+    "{% if thinking %}<think>{% elif thinking is defined %}<think></think>{% endif %}"
+)
+PARAMETERS = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Zürich"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+WEATHER: Any = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}
+NOW: Any = {"type": "function", "function": {"name": "now"}}
+CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+AWKWARD = 'a{b}"c"\n</x> Zürich 東京 🦙'
+
+
+@pytest.fixture(scope="module")
+def server(succ: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """One whose template shows tools and may open thoughts."""
+    folder = tmp_path_factory.mktemp("tools")
+    (folder / "template.jinja").write_text(TEMPLATE)
+    server = RunningServer(succ, folder / "log", "--chat-template", str(folder / "template.jinja"))
+    try:
+        server.wait_until_ready()
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="module")
+def client(server: RunningServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+def body_of(**fields: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "A"}]
+    return {"model": MODEL, "messages": messages, "temperature": 0, "tools": [WEATHER, NOW], **fields}
+
+
+def whole(server: RunningServer, **fields: Any) -> tuple[dict[str, Any], str]:
+    answer = server.client.post(CHAT, json=body_of(**fields))
+    assert answer.status_code == 200, answer.text
+    (choice,) = answer.json()["choices"]
+    return choice["message"], choice["finish_reason"]
+
+
+def streamed(server: RunningServer, **fields: Any) -> tuple[dict[str, Any], str]:
+    """The message that the deltas of a stream add up to."""
+    text = server.client.post(CHAT, json=body_of(stream=True, **fields)).text
+    events = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    message: dict[str, Any] = {"tool_calls": []}
+    for choice in (event["choices"][0] for event in events):
+        for name in ("content", "reasoning_content"):
+            if name in choice["delta"]:
+                message[name] = message.get(name, "") + choice["delta"][name]
+        for call in choice["delta"].get("tool_calls", ()):
+            if call["index"] == len(message["tool_calls"]):
+                assert call["id"].startswith("call_") and call["type"] == "function"
+                message["tool_calls"].append({"name": call["function"]["name"], "arguments": ""})
+            message["tool_calls"][call["index"]]["arguments"] += call["function"]["arguments"]
+    return message, choice["finish_reason"]
+
+
+def both(server: RunningServer, **fields: Any) -> tuple[str | None, str | None, list[tuple[str, str]], str]:
+    """Thoughts, content, calls and the reason of the end: the same in one piece and as a stream."""
+    one, reason = whole(server, **fields)
+    other, same_reason = streamed(server, **fields)
+    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in one.get("tool_calls", ())]
+    assert [tuple(call.values()) for call in other["tool_calls"]] == calls
+    assert same_reason == reason
+    for name in ("content", "reasoning_content"):
+        assert (other.get(name) or "") == (one.get(name) or "")
+    return one.get("reasoning_content"), one["content"], calls, reason
+
+
+def written(text: str) -> dict[str, Any]:
+    """Fields that make the model write this."""
+    return {"structured_outputs": {"choice": [text]}}
+
+
+def test_a_call_of_the_models_own_choice(server: RunningServer) -> None:  # TC02 TC09
+    assert both(server, **written(f"hi {CALL}")) == (None, "hi", [("now", "{}")], "tool_calls")
+
+
+def test_an_answer_without_a_call(server: RunningServer) -> None:  # TC02
+    _, content, calls, reason = both(server)
+    assert (content, calls, reason) == ("BCDEFGHIJKLMNOPQRSTUVWXYZ", [], "stop")
+
+
+def test_a_call_without_arguments(server: RunningServer) -> None:  # TC04
+    for text in (CALL, '<tool_call>{"name":"now"}</tool_call>'):
+        assert both(server, **written(text))[2] == [("now", "{}")]
+
+
+def test_awkward_and_foreign_arguments_come_back_equal(server: RunningServer) -> None:  # TC05 TC06
+    arguments = json.dumps({"city": AWKWARD}, ensure_ascii=False)
+    text = f'<tool_call>\n{{"name": "weather", "arguments": {arguments}}}\n</tool_call>'
+    assert both(server, **written(text))[2] == [("weather", arguments)]
+
+
+def test_markup_that_is_never_closed_is_content(server: RunningServer) -> None:  # TC09
+    assert both(server, **written("a <b <tool_call>"))[1:] == ("a <b <tool_call>", [], "stop")
+
+
+@pytest.mark.parametrize(("parallel", "num_calls"), [(None, 2), (True, 2), (False, 1)])
+def test_one_call_at_a_time_on_request(server: RunningServer, parallel: bool | None, num_calls: int) -> None:  # TC08
+    assert len(both(server, parallel_tool_calls=parallel, **written(f"{CALL}\n{CALL}"))[2]) == num_calls
+
+
+def test_a_call_that_must_come_holds_to_its_schema(server: RunningServer) -> None:  # TC02
+    named = {"type": "function", "function": {"name": "weather"}}
+    for choice, reason in (("required", "tool_calls"), (named, "stop")):
+        fields = {"tool_choice": choice, "tools": [WEATHER], "parallel_tool_calls": False}
+        _, content, ((name, arguments),), found = both(server, **fields)
+        assert (name, content, found) == ("weather", None, reason)
+        assert json.loads(arguments)["city"] in ("Rome", "Zürich")
+
+
+def test_a_call_that_is_cut_says_length(server: RunningServer) -> None:
+    assert both(server, tool_choice="required", max_tokens=25)[3] == "length"
+
+
+def test_no_tools_are_shown_under_none(server: RunningServer) -> None:
+    _, content, calls, _ = both(server, tool_choice="none", **written(CALL))
+    assert (content, calls) == (CALL, [])
+
+
+def test_several_answers_are_read_apart(server: RunningServer) -> None:
+    choices = server.client.post(CHAT, json=body_of(n=2, temperature=1, **written(CALL))).json()["choices"]
+    ids = {choice["message"]["tool_calls"][0]["id"] for choice in choices}
+    assert len(ids) == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "word"),
+    [
+        ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "strng"}}}]}, "tools", "'f'"),
+        (
+            {
+                "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "x": 1}}}],
+                "tool_choice": {"type": "function", "function": {"name": "g"}},
+            },
+            "tool_choice",
+            "'g'",
+        ),
+        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools", "tools[0]"),
+        ({"tools": [{"type": "function"}]}, "tools", "tools[0]"),
+        ({"tools": [{"type": "web_search"}]}, "tools", "web_search"),
+        ({"tools": [7]}, "tools", "tools[0]"),
+        ({"tools": [NOW] * 600}, "tools", "at most"),
+        ({"tool_choice": "perhaps"}, "tool_choice", "required"),
+        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice", "response_format"),
+    ],
+)
+def test_what_cannot_be_called_is_said(server: RunningServer, fields: dict[str, Any], param: str, word: str) -> None:
+    answer = server.client.post(CHAT, json=body_of(**fields))  # TC10 SO16
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param), answer.text
+    assert word in error["message"]
+    assert server.is_alive()
+
+
+def test_a_broken_pattern_is_refused_and_an_uncommon_keyword_only_where_a_call_is_forced(server: RunningServer) -> None:
+    def tool(schema: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": schema}}}}
+
+    broken = server.client.post(CHAT, json=body_of(tools=[tool({"type": "string", "pattern": "("})]))  # TC10
+    assert broken.status_code == 400 and "'f'" in broken.json()["error"]["message"]
+    uncommon = tool({"type": "array", "uniqueItems": True})
+    assert server.client.post(CHAT, json=body_of(tools=[uncommon], max_tokens=1)).status_code == 200
+    forced = server.client.post(CHAT, json=body_of(tools=[uncommon], tool_choice="required"))
+    assert forced.status_code == 400 and "uniqueItems" in forced.json()["error"]["message"]
+
+
+def test_thoughts_are_told_from_content(server: RunningServer) -> None:  # TC11
+    assert both(server, **written("<think>x</think>y"))[:2] == ("x", "y")
+    thoughts, content, calls, _ = both(server, **written(f"<think>x</think>{CALL}"))
+    assert (thoughts, content or "", calls) == ("x", "", [("now", "{}")])
+
+
+def test_thoughts_that_the_template_opened_and_that_are_cut(server: RunningServer) -> None:  # TC11
+    fields: dict[str, Any] = {"tools": None, "max_tokens": 3, "chat_template_kwargs": {"thinking": True}}
+    assert both(server, **fields) == ("?@A", None, [], "length")
+
+
+def test_thinking_switched_off_leaves_content(server: RunningServer) -> None:  # TC11
+    fields: dict[str, Any] = {"tools": None, "max_tokens": 3, "chat_template_kwargs": {"thinking": False}}
+    assert both(server, **fields) == (None, "?@A", [], "length")
+
+
+def test_a_grammar_waits_for_the_end_of_thoughts(server: RunningServer) -> None:  # SO10
+    fields: dict[str, Any] = {"tool_choice": "required", "max_tokens": 3}
+    assert both(server, chat_template_kwargs={"thinking": True}, **fields)[0] == "?@A"
+    assert both(server, chat_template_kwargs={"thinking": False}, **fields)[0] is None
+
+
+class City(BaseModel):
+    city: int
+
+
+def test_openai_client_parses_calls_and_formats(client: openai.OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "A"}]
+    tool: Any = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    required: Any = {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False, "temperature": 0}
+    parsed = client.chat.completions.parse(model=MODEL, messages=messages, **required)
+    (call,) = parsed.choices[0].message.tool_calls or ()
+    assert call.function.parsed_arguments in ({"city": "Rome"}, {"city": "Zürich"})
+    with client.chat.completions.stream(model=MODEL, messages=messages, **required) as stream:
+        done = [event for event in stream if event.type == "tool_calls.function.arguments.done"]
+        assert stream.get_final_completion().choices[0].message.tool_calls is not None
+    assert [event.arguments for event in done] == [call.function.arguments]
+
+
+def test_a_template_without_a_place_for_tools_is_told_of(succ: Path, tmp_path: Path) -> None:
+    server = RunningServer(succ, tmp_path / "log", "--reasoning-parser", "deepseek_r1")
+    try:
+        server.wait_until_ready()
+        answer = server.client.post(CHAT, json=body_of())
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
+        assert "chat template" in answer.json()["error"]["message"]
+        assert both(server, tools=None, max_tokens=2)[:2] == ("BC", None)
+    finally:
+        server.stop()
