@@ -24,7 +24,7 @@ test-emulated: setup
 sanitize: setup
 	@scripts/native_build sanitize -DOCTAVO_SANITIZE=ON -DOCTAVO_EMULATE_AVX512=$(if $(wildcard /usr/include/simde),ON,OFF)
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
-	    $(PYTHON) -m pytest $(NATIVE_TESTS) --native-library $$(ls build/sanitize/_native*.so)
+	    $(PYTHON) -m pytest --capture=no $(NATIVE_TESTS) --native-library $$(ls build/sanitize/_native*.so)
 
 # The big real models: a download of about 2 GB, once, then minutes of comparison with Transformers.
 test-models: setup

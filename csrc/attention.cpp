@@ -191,6 +191,7 @@ bool share_a_prefix(const AttentionCall& call, const std::vector<Unit>& units) {
 void clear_padding(const AttentionCall& call, const AttentionStep& step, bool is_bfloat16) {
     const std::size_t row_bytes = static_cast<std::size_t>(call.num_heads) * call.head_size * (is_bfloat16 ? 2 : 4);
     const std::int64_t used = step.query_start_loc[step.num_requests];
+    if (used == step.num_rows) return;  // a step without rows has no memory either
     std::memset(static_cast<char*>(call.out) + used * row_bytes, 0, (step.num_rows - used) * row_bytes);
 }
 
