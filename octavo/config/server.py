@@ -64,6 +64,7 @@ class ServerConfig:
         bool, Option("Routes that change the engine: reset_prefix_cache, collective_rpc, pause, resume, server_info.")
     ] = False
     disable_docs: Annotated[bool, Option("No /docs and /openapi.json.")] = False
+    disable_ui: Annotated[bool, Option("No page at /ui.")] = False
     disable_access_log: Annotated[bool, Option("No log line for each request.")] = False
 
 

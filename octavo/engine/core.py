@@ -20,6 +20,7 @@ from octavo.control.request import BlockHasher, Request
 from octavo.control.scheduler.quarantine import Quarantine
 from octavo.control.scheduler.scheduler import Scheduler
 from octavo.control.structured_output.manager import NoStructuredOutput, StructuredOutput
+from octavo.engine.snapshot import LimitedSpans, take_snapshot
 from octavo.engine.step_facts import num_logit_rows, step_facts
 from octavo.engine.step_watch import NoStepWatch, StepWatch
 from octavo.executor.protocol import Executor, Handle
@@ -34,6 +35,7 @@ from octavo.words.messages import (
     SchedulerOutput,
     SchedulerStats,
 )
+from octavo.words.snapshot import EngineSnapshot
 
 # Requests exist but none can be computed (all wait for something outside the core): look again after this.
 NOTHING_TO_RUN_WAIT_S = 0.001
@@ -90,6 +92,7 @@ class EngineCore:
             "check_health": executor.check_health,
             "collective_rpc": self._collective_rpc,
             "reset_prefix_cache": scheduler.reset_prefix_cache,
+            "snapshot": self._snapshot,
             "start_profile": self._start_profile,
             "stats": scheduler.stats,
             "stop_profile": self._stop_profile,
@@ -157,7 +160,10 @@ class EngineCore:
         self._watch.launched(planned)
         launched_at = self._clock()
         try:
-            handle = self.executor.execute(planned)
+            with self._spans.span("execute") as span:
+                handle = self.executor.execute(planned)
+                if span is not None:
+                    span.facts.update(step=planned.step_id)
         except Exception as error:
             raise _StepFailed(planned, [*self._steps_in_flight(), planned], error) from error
         self._in_flight.append(_InFlight(planned, handle, masks, launched_at))
@@ -182,8 +188,10 @@ class EngineCore:
         # An abort that came while the step ran must win over its tokens.
         self._drain_aborts()
         seconds = self._returned_at - began_at
-        with self._spans.span("update"):
+        with self._spans.span("update") as span:
             outputs = self.scheduler.update_from_output(planned, done, seconds=seconds)
+            if span is not None:
+                span.facts.update(step=planned.step_id)
         self._watch.returned(planned)
         return outputs
 
@@ -281,8 +289,18 @@ class EngineCore:
         self.executor.start_profile(with_ops)
 
     def _stop_profile(self) -> list[Span]:
-        spans, self._spans = self._spans.take(), NO_SPANS
+        watched = isinstance(self._spans, LimitedSpans)
+        spans, self._spans = [] if watched else self._spans.take(), NO_SPANS
         return spans + self.executor.stop_profile()
+
+    def _snapshot(self) -> EngineSnapshot:
+        """The core as it is now, with the steps since the last look; while a profile is recorded, without."""
+        spans: list[Span] = []
+        if isinstance(self._spans, LimitedSpans):
+            spans = self._spans.take()
+        elif self._spans is NO_SPANS:
+            self._spans = LimitedSpans("core")
+        return take_snapshot(self.scheduler, spans)
 
     def _collective_rpc(self, name: str, *args: Any) -> list[Any]:
         return self.executor.collective_rpc(name, *args)
@@ -298,6 +316,7 @@ CALL_RESULTS: dict[str, Any] = {
     "check_health": None,
     "collective_rpc": list[Any],
     "reset_prefix_cache": bool,
+    "snapshot": EngineSnapshot,
     "start_profile": None,
     "stats": SchedulerStats,
     "stop_profile": list[Span],

@@ -18,6 +18,7 @@ from octavo.server.context import ServerContext
 from octavo.server.gate import Gate
 from octavo.server.responses import error_response
 from octavo.server.routes import Route, all_routes, component_schemas, openapi_of, responses_of
+from octavo.server.ui.page import add_page
 from octavo.words.errors import OctavoError
 
 
@@ -36,6 +37,8 @@ def build_app(context: ServerContext) -> FastAPI:
     routes = list(all_routes(context))
     for route in routes:
         _add_route(app, route)
+    if not config.disable_ui:
+        add_page(app)
     for kind in (ApiError, OctavoError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, _answer_error)
     if origins := words_of(config.allowed_origins):

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from octavo.server.api_error import ApiError, as_api_error
 from octavo.server.responses import error_response
 
-OPEN_PATHS = frozenset({"/live", "/health", "/ping", "/metrics"})
+OPEN_PATHS = frozenset({"/live", "/health", "/ping", "/metrics", "/ui"})
 """Routes that need no key."""
 OPEN_PREFIXES = ("/ui/static/",)
 """Static files of the page; what it shows needs the key."""

@@ -34,6 +34,7 @@ from octavo.server.tokens import (
     TokenizeResponse,
     Tokens,
 )
+from octavo.server.ui.engine_view import EngineView, EngineViews
 
 ERRORS = {
     400: "The request is wrong; param names the field.",
@@ -73,6 +74,8 @@ def all_routes(context: ServerContext) -> Iterator[Route]:
     yield from _response_routes(context)
     yield from _anthropic_routes(context)
     yield from _token_routes(context)
+    if not context.config.disable_ui:
+        yield Route(path="/ui/engine/state", endpoint=EngineViews(context).show, tag="page", answer=EngineView)
     if context.config.dev_mode:
         yield from _development_routes(context)
 

@@ -72,6 +72,9 @@ class SpanRecorder:
     def span(self, name: str) -> AbstractContextManager[Span]:
         return _Timed(self._spans, Span(name, self._track, 0, 0, {}))
 
+    def __len__(self) -> int:
+        return len(self._spans)
+
     def extend(self, spans: Iterable[Span]) -> None:
         self._spans.extend(spans)
 

@@ -94,7 +94,14 @@ def test_a_profile_of_a_background_core_has_every_part_of_it(llm: LLM) -> None:
     llm.start_profile()
     llm.generate("ABC", SamplingParams(temperature=0.0, max_tokens=3), use_tqdm=False)
     spans = llm.stop_profile()
-    tracks = {"schedule": "core", "sample": "core", "update": "core", "prepare": "worker", "forward": "worker"}
+    tracks = {
+        "schedule": "core",
+        "execute": "core",
+        "sample": "core",
+        "update": "core",
+        "prepare": "worker",
+        "forward": "worker",
+    }
     assert {span.name: span.track for span in spans} == tracks | {"output": "front end"}
     assert all(span.duration_ns >= 0 and span.start_ns > 0 for span in spans)
     assert [span.name for span in spans].count("forward") == 3

@@ -16,7 +16,7 @@ from octavo.server.app import build_app, build_gate
 from octavo.server.body import BodyReader
 from octavo.server.context import ServerContext
 from octavo.server.engine_state import EngineState
-from octavo.server.gate import OPEN_PATHS
+from octavo.server.gate import OPEN_PATHS, OPEN_PREFIXES
 
 KEYS = ["secret", "other"]
 
@@ -56,7 +56,8 @@ def test_every_route_but_the_open_ones_needs_a_key() -> None:  # SE06
     }
     for method, path in routes:
         answer = ask(context, method, path.replace("{model:path}", "m").replace("{response_id}", "r"))
-        assert (answer.status_code == 401) == (path not in OPEN_PATHS), path
+        is_open = path in OPEN_PATHS or path.startswith(OPEN_PREFIXES)
+        assert (answer.status_code == 401) == (not is_open), path
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import TypeAlias
+
+from octavo.words.snapshot import BlockState
 
 BlockKey: TypeAlias = bytes
 """A block hash followed by its 4-byte group id: the same tokens are cached once per group."""
@@ -109,7 +112,8 @@ class BlockPool:
         self.enable_caching = enable_caching
         self.null_block = KVCacheBlock(0)
         self.null_block.ref_count = 1
-        self._free = FreeBlockQueue(KVCacheBlock(block_id) for block_id in range(1, num_blocks))
+        self._blocks = [self.null_block, *(KVCacheBlock(block_id) for block_id in range(1, num_blocks))]
+        self._free = FreeBlockQueue(self._blocks[1:])
         self._cached: dict[BlockKey, KVCacheBlock] = {}
         # Two requests may fill blocks with the same tokens at once. Both keep their block, since block tables only
         # ever grow; those after the first wait here to take its place.
@@ -135,6 +139,14 @@ class BlockPool:
     def free_block_ids(self) -> list[int]:
         """Ids of the free blocks in the order they will be handed out."""
         return self._free.block_ids()
+
+    def states(self, *, every: int = 1) -> Iterator[BlockState]:
+        """What every so many-th block is, in order of id and without the null block."""
+        for block in islice(self._blocks, 1, None, every):
+            if block.ref_count:
+                yield BlockState.USED if block.ref_count == 1 else BlockState.SHARED
+            else:
+                yield BlockState.CACHED if block.hashes else BlockState.FREE
 
     def get_cached_block(self, key: BlockKey) -> KVCacheBlock | None:
         """Return a block cached under ``key``, held or free. ``touch`` it before anything else is allocated."""

@@ -5,11 +5,14 @@ Calls go down (coordinator, group managers, block pool) and never back.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from octavo.control.kv.block_pool import BlockPool, KVBlocks
 from octavo.control.kv.coordinator import KVCacheCoordinator
 from octavo.control.request import Request
 from octavo.words.kv_cache_spec import KVCacheConfig
 from octavo.words.messages import PrefixCacheStats
+from octavo.words.snapshot import BlockState
 
 __all__ = ["KVBlocks", "KVCacheManager"]
 
@@ -147,6 +150,20 @@ class KVCacheManager:
     @property
     def num_free_blocks(self) -> int:
         return self._pool.num_free_blocks
+
+    @property
+    def num_usable_blocks(self) -> int:
+        return self._pool.num_usable_blocks
+
+    def block_states(self, *, every: int = 1) -> Iterator[BlockState]:
+        """What every so many-th block is, in order of id and without the null block."""
+        return self._pool.states(every=every)
+
+    def num_blocks_of(self, request_id: str) -> int:
+        """How many blocks a request holds, over all groups; 0 for one that holds none."""
+        if request_id not in self._quiet_until:
+            return 0
+        return sum(block_id != 0 for group in self.block_ids(request_id) for block_id in group)
 
     def _count_lookup(self, request: Request, num_hit_tokens: int) -> None:
         if self._enable_caching and not request.wants_prompt_logprobs and request.first_scheduled_time is None:
