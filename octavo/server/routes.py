@@ -24,6 +24,16 @@ from octavo.server.development import Development, PauseRequest, RpcRequest
 from octavo.server.openai.chat import ChatCompletion, ChatCompletionRequest, ChatCompletions
 from octavo.server.openai.completions import Completion, CompletionRequest, Completions
 from octavo.server.openai.models import ModelCard, ModelList, Models
+from octavo.server.openai.pooling import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    PooledList,
+    Pooling,
+    PoolingRequest,
+    RerankAnswer,
+    RerankRequest,
+    ScoreRequest,
+)
 from octavo.server.openai.response_words import DeletedResponse, ResponseObject, ResponseRequest
 from octavo.server.openai.responses import Responses
 from octavo.server.status import Status
@@ -73,6 +83,7 @@ def all_routes(context: ServerContext) -> Iterator[Route]:
     yield from _openai_routes(context)
     yield from _response_routes(context)
     yield from _anthropic_routes(context)
+    yield from _pooling_routes(context)
     yield from _token_routes(context)
     if not context.config.disable_ui:
         yield Route(path="/ui/engine/state", endpoint=EngineViews(context).show, tag="page", answer=EngineView)
@@ -151,6 +162,20 @@ def _anthropic_routes(context: ServerContext) -> Iterator[Route]:
         body=CountTokensRequest,
         answer=TokenCount,
     )
+
+
+def _pooling_routes(context: ServerContext) -> Iterator[Route]:
+    pooling = Pooling(context)
+    bodies: list[tuple[tuple[str, ...], Endpoint, type[msgspec.Struct], type[msgspec.Struct]]] = [
+        (("/v1/embeddings",), pooling.embeddings, EmbeddingRequest, PooledList),
+        (("/pooling",), pooling.pooling, PoolingRequest, PooledList),
+        (("/classify",), pooling.classify, ClassifyRequest, PooledList),
+        (("/score", "/v1/score"), pooling.score, ScoreRequest, PooledList),
+        (("/rerank", "/v1/rerank", "/v2/rerank"), pooling.rerank, RerankRequest, RerankAnswer),
+    ]
+    for paths, endpoint, body, answer in bodies:
+        for path in paths:
+            yield Route(path=path, endpoint=endpoint, methods=("POST",), tag="pooling", body=body, answer=answer)
 
 
 def _token_routes(context: ServerContext) -> Iterator[Route]:

@@ -1,0 +1,133 @@
+"""Embeddings, scores and ranks over HTTP, of a random tiny encoder."""
+
+from __future__ import annotations
+
+import base64
+import math
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from tests.server.conftest import MODEL, RunningServer
+from tests.tiny_encoders import make_encoder
+
+TEXTS = ["the cat sits", "a dog runs"]
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("encoder")
+    server = RunningServer(make_encoder(folder / "bert"), folder / "log", "--max-model-len", "48")
+    try:
+        server.wait_until_ready()
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("classifier")
+    server = RunningServer(make_encoder(folder / "bert", num_labels=1), folder / "log", "--max-model-len", "48")
+    try:
+        server.wait_until_ready()
+        yield server
+    finally:
+        server.stop()
+
+
+def post(server: RunningServer, path: str, **fields: Any) -> Any:
+    answer = server.client.post(path, json={"model": MODEL, **fields})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def vectors(server: RunningServer, given: Any, **fields: Any) -> list[list[float]]:
+    data = post(server, "/v1/embeddings", input=given, **fields)["data"]
+    assert [item["index"] for item in data] == list(range(len(data)))
+    return [item["embedding"] for item in data]
+
+
+def test_all_forms_of_input_come_to_the_same_vectors(encoder: RunningServer) -> None:  # EM04
+    (one,) = vectors(encoder, TEXTS[0])
+    both = vectors(encoder, TEXTS)
+    assert one == pytest.approx(both[0], abs=1e-5)
+    ids = [post(encoder, "/tokenize", prompt=text)["tokens"] for text in TEXTS]
+    assert vectors(encoder, ids[0])[0] == pytest.approx(one, abs=1e-5)
+    for found, expected in zip(vectors(encoder, ids), both, strict=True):
+        assert found == pytest.approx(expected, abs=1e-5)
+    usage = post(encoder, "/v1/embeddings", input=TEXTS)["usage"]
+    assert usage["prompt_tokens"] == usage["total_tokens"] == sum(map(len, ids))
+
+
+def test_base64_is_little_endian_float32_as_openais_client_reads_it(encoder: RunningServer) -> None:
+    (numbers,) = vectors(encoder, TEXTS[0])
+    (text,) = vectors(encoder, TEXTS[0], encoding_format="base64")
+    assert struct.unpack(f"<{len(numbers)}f", base64.b64decode(str(text))) == pytest.approx(numbers, abs=1e-6)
+    with openai.OpenAI(base_url=f"{encoder.url}/v1", api_key="none", max_retries=0) as client:
+        assert client.embeddings.create(model=MODEL, input=TEXTS[0]).data[0].embedding == pytest.approx(numbers)
+
+
+def test_shortened_vectors_have_length_one(encoder: RunningServer) -> None:  # EM03
+    (vector,) = vectors(encoder, TEXTS[0], dimensions=5)
+    assert len(vector) == 5 and math.hypot(*vector) == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"input": ""}, {"input": []}, {"input": [[]]}, {"input": [""]}, {"input": 7}, {"input": ["a", 7]},  # EM04
+        {"input": [1, True]}, {"input": [9999]}, {"input": "a", "dimensions": 0}, {"input": "a", "dimensions": 4096},
+        {"input": "a", "encoding_format": "hex"}, {"input": "z " * 100}, {},
+    ],
+)  # fmt: skip
+def test_what_cannot_be_embedded_is_said(encoder: RunningServer, fields: dict[str, Any]) -> None:  # EM03 EM04
+    answer = encoder.client.post("/v1/embeddings", json={"model": MODEL, **fields})
+    assert answer.status_code == 400 and answer.json()["error"]["message"], answer.text
+
+
+def test_scores_are_cosines_and_rank_the_documents(encoder: RunningServer) -> None:
+    one, other = vectors(encoder, TEXTS)
+    cosine = sum(a * b for a, b in zip(one, other, strict=True))
+    data = post(encoder, "/v1/score", text_1=TEXTS[0], text_2=TEXTS)["data"]
+    assert [item["score"] for item in data] == pytest.approx([1.0, cosine], abs=1e-5)
+    documents = [TEXTS[1], TEXTS[0]]
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+        best, rest = post(encoder, path, query=TEXTS[0], documents=documents)["results"]
+        assert (best["index"], best["document"]["text"], rest["index"]) == (1, TEXTS[0], 0)
+        assert best["relevance_score"] >= rest["relevance_score"]
+    (only,) = post(encoder, "/rerank", query=TEXTS[0], documents=documents, top_n=1, return_documents=False)["results"]
+    assert only["index"] == 1 and "document" not in only
+
+
+def test_pooling_gives_vectors_or_one_per_token(encoder: RunningServer) -> None:
+    (vector,) = vectors(encoder, TEXTS[0])
+    assert post(encoder, "/pooling", input=TEXTS[0])["data"][0]["data"] == pytest.approx(vector)
+    tokens = post(encoder, "/pooling", input=TEXTS[0], task="token_embed")
+    assert len(tokens["data"][0]["data"]) == len(vector) * tokens["usage"]["prompt_tokens"]
+
+
+def test_a_cross_encoder_reads_pairs_and_labels_texts(classifier: RunningServer) -> None:
+    (item,) = post(classifier, "/score", text_1=TEXTS[0], text_2=TEXTS[1])["data"]
+    (best,) = post(classifier, "/rerank", query=TEXTS[0], documents=[TEXTS[1]])["results"]
+    assert best["relevance_score"] == pytest.approx(item["score"], abs=1e-5)
+    (labelled,) = post(classifier, "/classify", input=TEXTS[0])["data"]
+    assert (labelled["num_classes"], labelled["label"]) == (1, "LABEL_0") and len(labelled["probs"]) == 1
+
+
+def test_the_wrong_kind_of_model_is_said(encoder: RunningServer, server: RunningServer) -> None:  # EM06
+    messages = [{"role": "user", "content": "A"}]
+    for path, fields in (
+        ("/v1/chat/completions", {"messages": messages}),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/classify", {"input": "a"}),
+    ):
+        answer = encoder.client.post(path, json={"model": MODEL, **fields})
+        assert answer.status_code == 400 and answer.json()["error"]["message"], answer.text
+    for path, fields in (("/v1/embeddings", {"input": "a"}), ("/score", {"text_1": "a", "text_2": "b"})):
+        answer = server.client.post(path, json={"model": MODEL, **fields})
+        assert answer.status_code == 400 and "runner" in answer.json()["error"]["message"], answer.text
+    assert len(vectors(encoder, TEXTS)) == 2 and server.is_alive()
