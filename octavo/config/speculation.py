@@ -27,3 +27,6 @@ class SpeculationConfig:
         int, Option("Fewest tokens that must have been said before, for ngram.", at_least=1)
     ] = 2
     prompt_lookup_max: Annotated[int, Option("Most tokens that are looked up, for ngram.", at_least=1)] = 4
+    adaptive_speculation: Annotated[
+        bool, Option("Shorten or leave out drafts that cost more time than they save, by what was measured.")
+    ] = True

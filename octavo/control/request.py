@@ -75,6 +75,9 @@ class Request:
         self.all_token_ids = message.prompt_token_ids + message.output_token_ids
         self.num_tokens = len(self.all_token_ids)
         self.draft_token_ids: list[int] = []
+        self.num_tried_drafts = 0.0
+        self.num_right_drafts = 0.0
+        self.num_steps_without_drafts = 0
 
         self.status = RequestStatus.WAITING
         self.stop_reason: int | None = None

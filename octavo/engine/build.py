@@ -207,6 +207,7 @@ def _assemble(
         watermark=config.scheduler.watermark,
         max_steps_in_flight=plan.max_steps_in_flight,
         max_step_seconds=config.scheduler.max_step_ms / 1e3,
+        adapt_drafts=config.speculation.adaptive_speculation,
     )
     hasher = make_block_hasher(kv_cache_config.hash_block_size) if plan.enable_prefix_caching else None
     structured_output = _structured_output(parts)

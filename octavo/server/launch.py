@@ -15,7 +15,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from octavo.config.flat import EngineArgs
 from octavo.config.server import ServerConfig
@@ -36,8 +36,9 @@ def serve(args: EngineArgs, config: ServerConfig, *, start_engine: StartEngine |
 
     Raises ListenError for a port that is taken, ConfigError for keys that cannot be read.
     """
+    end_at_once = EndAtOnce()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _end_at_once)  # until the event loop takes them over
+        signal.signal(number, end_at_once)  # until the event loop takes them over
     api_keys = read_api_keys(config)
     _check_parsers(config)
     listener = bind(config)
@@ -47,6 +48,7 @@ def serve(args: EngineArgs, config: ServerConfig, *, start_engine: StartEngine |
     try:
         from octavo.server.running import run_server
 
+        end_at_once.check()
         return run_server(args, config, api_keys, listener, responder, starting)
     finally:
         responder.stop()
@@ -55,9 +57,24 @@ def serve(args: EngineArgs, config: ServerConfig, *, start_engine: StartEngine |
             Path(config.uds).unlink(missing_ok=True)
 
 
-def _end_at_once(_number: int, _frame: FrameType | None) -> NoReturn:
-    """Nothing is being served yet: the exit handlers end the core, and that is all there is to end."""
-    raise SystemExit(0)
+class EndAtOnce:
+    """Answers a signal while nothing is served yet: the exit handlers end the core, and that is all there is to end.
+
+    What a signal handler raises is lost where the interpreter runs a callback of its own, of which an import has many:
+    ``check`` makes up for that.
+    """
+
+    def __init__(self) -> None:
+        self._is_asked = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self._is_asked = True
+        self.check()
+
+    def check(self) -> None:
+        """End, if a signal has asked for it."""
+        if self._is_asked:
+            raise SystemExit(0)
 
 
 def bind(config: ServerConfig) -> socket.socket:

@@ -17,7 +17,7 @@ from octavo import LLM, RequestOutput, SamplingParams, StructuredOutputParams
 from octavo.words.errors import ConfigError
 from tests.tiny_models import save_tiny_model
 
-SPECULATE: dict[str, Any] = {"speculative_method": "ngram", "prompt_lookup_min": 1}
+SPECULATE: dict[str, Any] = {"speculative_method": "ngram", "prompt_lookup_min": 1, "adaptive_speculation": False}
 REPETITIVE = [[5, 6, 7, 8] * 6 + [5, 6], [9, 9, 9, 9, 9], list(range(20, 40)) * 2, [3]]
 MANY = 32
 FEW = [97, 98, 99, 100]
@@ -122,6 +122,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "large blocks": {"block_size": 48, "num_gpu_blocks_override": 60},
     "small blocks": {"block_size": 1, "num_gpu_blocks_override": 400},
     "one draft": {"num_speculative_tokens": 1},
+    "adapting": {"adaptive_speculation": True},
     "plain steps": {"enforce_eager": True},
     "another process": {"multiprocess": True},
 }
@@ -132,7 +133,8 @@ def test_the_same_however_the_engine_runs(options: dict[str, Any], plain: LLM, w
     with LLM(**{**options, **SPECULATE, **WAYS[way]}) as llm:
         for style in ("greedy", "sampling"):
             assert_same(STYLES[style](llm), STYLES[style](plain), llm.info.plan)
-        assert metric(llm, "vllm:spec_decode_num_accepted_tokens") > 0
+        # How many drafts are worth their time is the machine's business.
+        assert metric(llm, "vllm:spec_decode_num_accepted_tokens") > 0 or way == "adapting"
         if way == "little room":
             assert metric(llm, "vllm:num_preemptions") > 0
 

@@ -226,7 +226,8 @@ def test_thirty_restarts_in_a_row_leave_nothing_behind() -> None:
             pass
     finally:
         core.shutdown()
-    assert (len(tokens), reason, core.stats.restarts) == (8000, FinishReason.LENGTH, 30)
+    assert (len(tokens), reason) == (8000, FinishReason.LENGTH)
+    assert core.stats.restarts in (29, 30), "the last death may come when the last token is on its way already"
     assert len(set(held_before_death)) == 1, held_before_death
     assert held() == before
 

@@ -223,7 +223,8 @@ def test_clients_that_go_away_give_back_their_blocks(start: Callable[..., Runnin
             contextlib.suppress(httpx.HTTPError),
             httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer,
         ):
-            next(answer.iter_bytes())
+            pieces = answer.iter_bytes()  # kept: the stream ends with its iterator
+            next(pieces)
             assert soon(lambda: server.metric("vllm:num_requests_running") == 1)
     assert server.becomes_idle(2.0)
     page = server.client.get("/metrics").text

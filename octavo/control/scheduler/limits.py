@@ -16,6 +16,7 @@ class SchedulerLimits:
     ``watermark`` is the share of blocks that must stay free when a request joins running ones.
     ``num_lookahead_tokens`` are slots that a drafter fills beyond the tokens of a step. Prompt tokens beside decodes
     are so many that a step takes ``max_step_seconds`` (0 = however long); without chunked prefill this says nothing.
+    ``adapt_drafts`` leaves out drafts that cost more time than they save.
     """
 
     max_num_seqs: int
@@ -28,6 +29,7 @@ class SchedulerLimits:
     num_lookahead_tokens: int = 0
     max_steps_in_flight: int = 1
     max_step_seconds: float = 0.0
+    adapt_drafts: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "max_steps_in_flight"):

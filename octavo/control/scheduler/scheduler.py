@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from octavo.control.kv.manager import KVBlocks, KVCacheManager
 from octavo.control.request import NEVER, Request, RequestStatus
-from octavo.control.scheduler.drafts import DraftCounts
+from octavo.control.scheduler.drafts import DraftCounts, DraftLimit, all_drafts
 from octavo.control.scheduler.gates import Gate, is_held
 from octavo.control.scheduler.limits import SchedulerLimits
 from octavo.control.scheduler.queues import QUEUES, RequestQueue
@@ -84,6 +84,9 @@ class Scheduler:
         self._num_prompt_tokens = 0
         self._num_generation_tokens = 0
         self._drafts = DraftCounts()
+        self._limit_drafts = (
+            DraftLimit(self.step_times, lambda: len(self.running)) if limits.adapt_drafts else all_drafts
+        )
 
     # ---- requests come and go -------------------------------------------------------------------------------------
 
@@ -430,7 +433,7 @@ class Scheduler:
         request.num_computed_tokens -= 1 + num_drafts - len(token_ids)
         num_accepted = len(token_ids) - 1
         if num_drafts:
-            self._drafts.observe(num_drafts, num_accepted)
+            self._drafts.observe(request, num_drafts, num_accepted)
         prompt_logprobs = None
         if request.prompt_logprobs:
             prompt_logprobs, request.prompt_logprobs = request.prompt_logprobs, []
@@ -487,7 +490,8 @@ class Scheduler:
     def _take_drafts(self, request: Request, result: ModelRunnerOutput) -> None:
         """Drafts continue the newest token: they are of no use when a later step already computes that."""
         if request.num_computed_tokens < request.num_tokens:
-            request.draft_token_ids = result.draft_token_ids.get(request.request_id, [])
+            drafts = result.draft_token_ids.get(request.request_id, [])
+            request.draft_token_ids = self._limit_drafts(request, drafts)
 
     # ---- a request ends -------------------------------------------------------------------------------------------
 

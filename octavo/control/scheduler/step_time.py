@@ -88,6 +88,10 @@ class StepTimeModel:
         known = self._chunks.knows_something or not load.num_prefill_tokens
         return self.decode_seconds(load.num_decode_tokens) + chunks if known else 0.0
 
+    def decode_coefficients(self) -> tuple[float, float]:
+        """Seconds of a step of decodes, and of each token in it; zeros while none was timed."""
+        return self._decodes.coefficients()
+
     def decode_seconds(self, num_tokens: int) -> float:
         """What the decodes of a step take."""
         fixed, per_token = self._decodes.coefficients()
