@@ -13,6 +13,7 @@ KernelCounter linear_counter("linear"), gated_counter("linear_gated");
 constexpr std::size_t kTasksPerThread = 8;      // so that threads end together
 constexpr std::size_t kMostPanelsPerTask = 8;
 constexpr std::size_t kFewRows = 16;            // weights come from memory, and only once
+constexpr std::size_t kStreamedRows = 128;      // reading weights takes a share of the time worth hiding
 constexpr std::size_t kLeastRowsPerTask = 24;
 constexpr std::size_t kPackedAtOnce = 64;       // words of each row: what is written then stays in the first-level cache
 constexpr std::size_t kWidenedAtOnce = 32768;   // numbers
@@ -68,12 +69,11 @@ struct Split {
 
 Split split(std::size_t num_rows, std::size_t num_panels, std::size_t panels_together, std::size_t num_threads) {
     const std::size_t wanted = kTasksPerThread * num_threads;
-    if (num_rows <= kFewRows) {
-        const std::size_t panels = std::min(num_panels / wanted, kMostPanelsPerTask) / 2 * 2;
-        return {num_rows, std::max(panels, panels_together)};
-    }
+    const std::size_t panels = std::min(num_panels / wanted, kMostPanelsPerTask) / 2 * 2;
+    if (num_rows <= kFewRows) return {num_rows, std::max(panels, panels_together)};
     const std::size_t for_balance = std::min(divide_up(wanted, divide_up(num_panels, 2)), num_rows / kLeastRowsPerTask);
-    return {divide_up(num_rows, std::max({divide_up(num_rows, kMaxLinearRows), for_balance, std::size_t{1}})), 2};
+    const std::size_t row_tasks = std::max({divide_up(num_rows, kMaxLinearRows), for_balance, std::size_t{1}});
+    return {divide_up(num_rows, row_tasks), row_tasks == 1 ? std::max<std::size_t>(panels, 2) : 2};
 }
 
 }  // namespace
@@ -158,6 +158,7 @@ void PackedLinear::run_kernel(ThreadPool& pool, LinearKernel kernel, const void*
         part.panels = panels_.data();
         part.first_panel = index / row_tasks * step.panels_per_task;
         part.last_panel = std::min(part.first_panel + step.panels_per_task, num_panels());
+        part.streams = num_rows <= kStreamedRows;
         part.bias = bias_.empty() ? nullptr : bias_.data();
         part.out = static_cast<char*>(task.out) + row * task.out_stride * item_bytes(out_type);
         part.num_columns = num_columns();

@@ -11,10 +11,11 @@ constexpr int kVectors = 2;  // of a panel
 constexpr std::size_t kColumns = kVectors * kWideLanes;
 constexpr std::size_t kLine = kColumns * 4;  // bytes of a panel's row of words
 constexpr std::size_t kSumsStride = 2 * kColumns;
-constexpr std::size_t kPrefetch = 1536;  // bytes ahead in each panel: past what the hardware does at a page's end
+constexpr std::size_t kPrefetch = 1536;  // bytes ahead in a panel read once: past what the hardware does at a page's end
 
-// Lines of a panel that tiles of many rows share in the second-level cache.
-constexpr std::size_t kLinesAtOnce = 1024;
+// Lines of a panel that the tiles of several rows share in a cache: the second level's, or, where panels come from memory
+// while the tiles compute, the first's.
+constexpr std::size_t kLinesAtOnce = 1024, kStreamedLinesAtOnce = 64;
 
 // ---- Number formats: what a word of weights and a piece of an input are, and a link of the chain ----
 
@@ -28,7 +29,7 @@ struct TileSizes {
 #if OCTAVO_ISA_avx512
 constexpr TileSizes kTiles{14, 6, false, true}, kWidenedTiles = kTiles;
 #else
-constexpr TileSizes kTiles{6, 3, true, false}, kWidenedTiles{5, 2, true, false};  // which needs a register or two
+constexpr TileSizes kTiles{6, 3, true, false}, kWidenedTiles{6, 2, true, false};  // which needs a register or two
 #endif
 
 struct Float32 {
@@ -66,6 +67,19 @@ struct BFloat16 {
 
 #else
 
+#if OCTAVO_HAS_AVX2
+// As second_of_pairs, with the mask from memory each time: a register for it is one too few for the sums.
+OCTAVO_INLINE Wide second_weights(const std::uint16_t* pairs) {
+    alignas(32) static constexpr std::uint32_t kMask[8] = {0xffff0000, 0xffff0000, 0xffff0000, 0xffff0000,
+                                                           0xffff0000, 0xffff0000, 0xffff0000, 0xffff0000};
+    Wide both = Wide::load(reinterpret_cast<const float*>(pairs));
+    __asm__("vandps %1, %0, %0" : "+x"(both.v) : "m"(kMask));
+    return both;
+}
+#else
+OCTAVO_INLINE Wide second_weights(const std::uint16_t* pairs) { return second_of_pairs(pairs); }
+#endif
+
 struct BFloat16 {
     using Input = float;
     static constexpr TileSizes kSizes = kWidenedTiles;
@@ -74,7 +88,7 @@ struct BFloat16 {
 
     static OCTAVO_INLINE Wide weights(const char* line, int vector, int link) {
         const auto* pairs = reinterpret_cast<const std::uint16_t*>(line) + 2 * vector * kWideLanes;
-        return link == 0 ? first_of_pairs(pairs) : second_of_pairs(pairs);
+        return link == 0 ? first_of_pairs(pairs) : second_weights(pairs);
     }
     static OCTAVO_INLINE Wide input(const float* x, int link) { return Wide::broadcast(x[link]); }
     static OCTAVO_INLINE Wide last_input(const float* x) { return Wide::broadcast(*x); }
@@ -93,6 +107,8 @@ struct Stretch {
     const char* panel;
     std::size_t panel_stride;  // bytes to the second panel
     std::size_t num_lines;
+    const char* ahead;         // what to have in the cache by the end, from each panel,
+    std::size_t ahead_step;    // bytes of it per line
     bool is_first;             // sums start at zero
     bool ends_odd;             // the last line has one of k, and not all that fit
     float* sums;               // [rows][kSumsStride]
@@ -152,11 +168,15 @@ void add_tile(const Stretch<Format>& stretch) {
     }
     const std::size_t panel_stride = stretch.panel_stride;
     Rows<Format, kRows> x(stretch.x, stretch.x_stride);
-    const char* line = stretch.panel;
+    const char *line = stretch.panel, *ahead = stretch.ahead;
     for (const char* end = line + (stretch.num_lines - stretch.ends_odd) * kLine; line != end; line += kLine) {
         for (int p = 0; p < kPanels; ++p) {
-            for (std::size_t i = 0; i < kLine; i += 64) __builtin_prefetch(line + p * panel_stride + kPrefetch + i);
+            // Tiles of two panels are several that share the work of fetching: one cache line is more than their share.
+            for (std::size_t i = 0; i < (kPanels == 1 ? kLine : 64); i += 64) {
+                __builtin_prefetch(ahead + p * panel_stride + i);
+            }
         }
+        ahead += stretch.ahead_step;
 #pragma GCC unroll 2
         for (int link = 0; link < Format::kLinks; ++link) {
             // A new pointer to the compiler, which would keep the words of all links at hand, for want of registers in vain.
@@ -270,8 +290,16 @@ OCTAVO_INLINE void add_tiles(Stretch<Format> stretch, std::size_t num_rows, std:
     for (std::size_t p = 0; p < num_panels; ++p) {
         tile_of<Format, 1, Format::kSizes.max_rows>(num_rows)(stretch);
         stretch.panel += stretch.panel_stride;
+        stretch.ahead += stretch.panel_stride;
         stretch.sums += kColumns;
     }
+}
+
+// Each of several tiles fetches a part of the lines that come next; a tile that is alone runs ahead of itself.
+template <class Format>
+OCTAVO_INLINE void look_ahead(Stretch<Format>& stretch, const char* next, std::size_t tile, std::size_t num_tiles) {
+    stretch.ahead_step = (kLine + num_tiles - 1) / num_tiles;
+    stretch.ahead = num_tiles == 1 ? stretch.panel + kPrefetch : next + tile * stretch.num_lines * stretch.ahead_step;
 }
 
 // Rows are split evenly: seven are four and three, not six and one.
@@ -280,21 +308,27 @@ void multiply(const LinearTask& task, std::size_t panel, std::size_t num_panels,
     const std::size_t num_lines = (task.k + Format::kPerLine - 1) / Format::kPerLine;
     const Shape shape = shape_of(Format::kSizes, task.num_rows);
     const std::size_t num_tiles = (task.num_rows + shape.max_rows - 1) / shape.max_rows;
-    const std::size_t lines_at_once = num_tiles == 1 ? num_lines : kLinesAtOnce;
+    const std::size_t at_once = task.streams ? kStreamedLinesAtOnce : kLinesAtOnce;
+    const std::size_t lines_at_once = num_tiles == 1 ? num_lines : at_once;
+    const char* const panels = static_cast<const char*>(task.panels) + panel * num_lines * kLine;
     for (std::size_t first = 0; first < num_lines; first += lines_at_once) {
         const bool is_last = num_lines - first <= lines_at_once;
         Stretch<Format> stretch{.x = nullptr,
                                 .x_stride = task.k,
-                                .panel = static_cast<const char*>(task.panels) + (panel * num_lines + first) * kLine,
+                                .panel = panels + first * kLine,
                                 .panel_stride = num_lines * kLine,
                                 .num_lines = is_last ? num_lines - first : lines_at_once,
+                                .ahead = nullptr,
+                                .ahead_step = 0,
                                 .is_first = first == 0,
                                 .ends_odd = is_last && task.k % Format::kPerLine != 0,
                                 .sums = nullptr};
+        const char* const next = is_last ? panels + 2 * num_lines * kLine : stretch.panel + lines_at_once * kLine;
         for (std::size_t i = 0, row = 0; i < num_tiles; ++i) {
             const std::size_t rows = (task.num_rows - row + num_tiles - i - 1) / (num_tiles - i);
             stretch.x = static_cast<const typename Format::Input*>(task.x) + row * task.k + first * Format::kPerLine;
             stretch.sums = sums + row * kSumsStride;
+            look_ahead(stretch, next, i, num_tiles);
             add_tiles(stretch, rows, num_panels, shape.takes_two);
             if (is_last) Results::finish(task, row, rows, panel, num_panels, stretch.sums);
             row += rows;

@@ -22,6 +22,7 @@ struct LinearTask {
     std::size_t num_rows = 0, k = 0;
     const void* panels = nullptr;
     std::size_t first_panel = 0, last_panel = 0;
+    bool streams = false;  // panels come from memory, for there are not many rows for each
     const float* bias = nullptr;  // padded to whole panels, or null
     void* out = nullptr;          // column 0 of the first row
     std::size_t out_stride = 0;   // elements from one row to the next
