@@ -98,7 +98,7 @@ def make_core(max_step_seconds: float, clock: VirtualClock, machine: Machine) ->
     specs = {"layer": full_attention()}
     config = plan_kv_cache(
         specs,
-        available_bytes=1 << 16,
+        available_bytes=1 << 20,
         max_model_len=MAX_MODEL_LEN,
         model_max_len=MAX_MODEL_LEN,
         max_num_batched_tokens=limits.max_num_batched_tokens,
