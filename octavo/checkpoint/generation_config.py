@@ -10,6 +10,7 @@ from octavo.checkpoint.gguf_header import GGUFFile
 from octavo.checkpoint.hf_facts import token_ids
 from octavo.checkpoint.record import Record, read_json_record
 from octavo.checkpoint.resolve import Checkpoint
+from octavo.words.model_facts import ModelFacts
 
 # Name in the file -> name in SamplingParams.
 HF_FLOATS = {
@@ -51,6 +52,13 @@ def read_generation_config(checkpoint: Checkpoint) -> GenerationConfig:
         pad_token_id=next(iter(_first(places, "pad_token_id")), None),
         defaults=_defaults(own, HF_FLOATS, HF_INTEGERS),
     )
+
+
+def end_token_ids(config: GenerationConfig, facts: ModelFacts, tokenizer_eos_id: int | None) -> tuple[int, ...]:
+    """All ids that end a text, whoever names them: the tokenizer, the generation config or the model's own config."""
+    own = () if tokenizer_eos_id is None else (tokenizer_eos_id,)
+    ids = (*own, *config.eos_token_ids, *facts.eos_token_ids)
+    return tuple(dict.fromkeys(token_id for token_id in ids if 0 <= token_id < facts.vocab_size))
 
 
 def _first(places: list[Record], key: str) -> tuple[int, ...]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from octavo.checkpoint.facts import read_model_facts
-from octavo.checkpoint.generation_config import read_generation_config
+from octavo.checkpoint.generation_config import end_token_ids, read_generation_config
 from octavo.checkpoint.resolve import Checkpoint, resolve_model
 from octavo.config.engine_config import EngineConfig
 from octavo.config.flat import non_default
@@ -231,9 +231,8 @@ def _structured_output(parts: ModelParts) -> StructuredOutput:
 def _grammar_backend(checkpoint: Checkpoint, facts: ModelFacts) -> GrammarBackend:
     """Loaded with the first constrained request, on the thread that compiles grammars."""
     tokenizer = resolve(TOKENIZER_LOADER)(checkpoint)
-    own = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
-    ends = (*own, *read_generation_config(checkpoint).eos_token_ids, *facts.eos_token_ids)
-    backend: GrammarBackend = resolve(GRAMMAR_BACKENDS["llguidance"])(tokenizer, tuple(dict.fromkeys(ends)))
+    ends = end_token_ids(read_generation_config(checkpoint), facts, tokenizer.eos_token_id)
+    backend: GrammarBackend = resolve(GRAMMAR_BACKENDS["llguidance"])(tokenizer, ends)
     return backend
 
 

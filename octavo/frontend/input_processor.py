@@ -8,13 +8,13 @@ import itertools
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import msgspec
 
-from octavo.checkpoint.generation_config import GenerationConfig
+from octavo.checkpoint.generation_config import GenerationConfig, end_token_ids
 from octavo.config.engine_config import EngineConfig
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.util.lazy import resolve
@@ -80,7 +80,7 @@ class InputProcessor:
         self._max_request_len = max_model_len if max_request_len is None else max_request_len
         self._seeds = seeds or self._offline_seed
         self._ordinals = itertools.count()
-        self._eos_token_ids = self._collect_eos(facts)
+        self._eos_token_ids = end_token_ids(generation_config, facts, tokenizer.eos_token_id)
 
     def default_sampling_params(self) -> SamplingParams:
         """What a request without parameters gets: the model's own defaults, unless generation_config says otherwise."""
@@ -102,9 +102,14 @@ class InputProcessor:
         reasoning_end_ids: tuple[int, ...] = (),
     ) -> PreparedRequest:
         """Check a request and turn it into tokens. RequestError for one that cannot be served."""
-        choices = self.process(prompt, params, request_id, priority=priority or 0, arrival_time=arrival_time)
-        for choice in choices:
-            choice.sampling = msgspec.structs.replace(choice.sampling, reasoning_end_ids=reasoning_end_ids)
+        choices = self.process(
+            prompt,
+            params,
+            request_id,
+            priority=priority or 0,
+            arrival_time=arrival_time,
+            reasoning_end_ids=reasoning_end_ids,
+        )
         return PreparedRequest(request_id, prompt_text(prompt), choices)
 
     def prepare_pooling(
@@ -122,10 +127,11 @@ class InputProcessor:
             checked, params = self._read_pair(prompt, params)
         else:
             checked = self._read_prompt(prompt, priority or 0)
-        token_ids = self._truncated(checked.token_ids, params)
-        if len(token_ids) > self._max_model_len:
+        checked = replace(checked, token_ids=self._truncated(checked.token_ids, params))
+        num_tokens = len(checked.token_ids)
+        if num_tokens > self._max_model_len:
             raise RequestError(
-                f"This model's maximum context length is {self._max_model_len} tokens. The text has {len(token_ids)}; "
+                f"This model's maximum context length is {self._max_model_len} tokens. The text has {num_tokens}; "
                 "shorten it, or give truncate_prompt_tokens=-1.",
                 param="prompt",
             )
@@ -136,15 +142,7 @@ class InputProcessor:
             num_text_tokens=self._vocab_size,
             pooling=params,
         )
-        request = EngineCoreRequest(
-            request_id=f"{request_id}-{secrets.token_hex(4)}",
-            prompt_token_ids=token_ids,
-            sampling=sampling,
-            arrival_time=time.time() if arrival_time is None else float(arrival_time),
-            priority=checked.priority,
-            cache_salt=checked.cache_salt,
-        )
-        return PreparedRequest(request_id, None, [request])
+        return PreparedRequest(request_id, None, [_core_request(request_id, checked, sampling, arrival_time)])
 
     def _check_pooling(self, params: PoolingParams) -> None:
         if self._runner != "pooling":
@@ -194,6 +192,7 @@ class InputProcessor:
         *,
         priority: int = 0,
         arrival_time: float | None = None,
+        reasoning_end_ids: tuple[int, ...] = (),
     ) -> list[EngineCoreRequest]:
         """Return the requests, one per choice, that ``prompt`` comes to.
 
@@ -207,26 +206,16 @@ class InputProcessor:
             )
         params = self.default_sampling_params() if params is None else own_params(params)
         checked = self._read_prompt(prompt, priority)
-        sampling = self._resolve(params, len(checked.token_ids))
-        internal_id = f"{request_id}-{secrets.token_hex(4)}"
-        arrived = time.time() if arrival_time is None else float(arrival_time)
+        sampling = self._resolve(params, len(checked.token_ids), reasoning_end_ids)
+        request = _core_request(request_id, checked, sampling, arrival_time)
+        if params.n == 1:
+            return [request]
         return [
-            EngineCoreRequest(
-                request_id=internal_id if params.n == 1 else f"{index}_{internal_id}",
-                prompt_token_ids=checked.token_ids,
-                sampling=_choice(sampling, index),
-                arrival_time=arrived,
-                priority=checked.priority,
-                cache_salt=checked.cache_salt,
+            msgspec.structs.replace(
+                request, request_id=f"{index}_{request.request_id}", sampling=_choice(sampling, index)
             )
             for index in range(params.n)
         ]
-
-    def _collect_eos(self, facts: ModelFacts) -> tuple[int, ...]:
-        """All ids that end a text, whoever names them."""
-        own = () if self._tokenizer.eos_token_id is None else (self._tokenizer.eos_token_id,)
-        ids = (*self._generation_config.eos_token_ids, *facts.eos_token_ids, *own)
-        return tuple(dict.fromkeys(token_id for token_id in ids if 0 <= token_id < self._vocab_size))
 
     def _read_prompt(self, prompt: object, priority: int) -> _Prompt:
         if isinstance(prompt, str):
@@ -273,7 +262,10 @@ class InputProcessor:
         if not isinstance(token_ids, list | tuple):
             name = "prompt_token_ids"
             raise RequestError(f"{name} must be a list of integers, got {type(token_ids).__name__}.", param=name)
-        self._check_length(len(token_ids))
+        if not token_ids:
+            raise RequestError("the prompt is empty; give at least one token.", param="prompt")
+        if self._runner == "generate":  # of a text to pool, what is too much may be cut
+            self._check_length(len(token_ids))
         ids = self._in_vocabulary("prompt_token_ids", token_ids)
         return _Prompt(token_ids=ids, cache_salt=_checked_salt(cache_salt), priority=self._checked_priority(priority))
 
@@ -302,11 +294,7 @@ class InputProcessor:
         return ids
 
     def _check_length(self, num_tokens: int) -> None:
-        if num_tokens == 0:
-            raise RequestError("the prompt is empty; give at least one token.", param="prompt")
         limit = self._max_model_len
-        if self._runner == "pooling":
-            return  # what is too long may be cut
         if num_tokens > limit:
             raise RequestError(
                 f"This model's maximum context length is {limit} tokens. The prompt has {num_tokens}; shorten it.",
@@ -325,7 +313,9 @@ class InputProcessor:
                 param="prompt",
             )
 
-    def _resolve(self, params: SamplingParams, num_prompt_tokens: int) -> ResolvedSampling:
+    def _resolve(
+        self, params: SamplingParams, num_prompt_tokens: int, reasoning_end_ids: tuple[int, ...]
+    ) -> ResolvedSampling:
         for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
             self._in_vocabulary(name, getattr(params, name) or ())
         self._resolve_logprobs(params)
@@ -340,6 +330,7 @@ class InputProcessor:
             num_text_tokens=min(self._tokenizer.num_text_tokens, self._vocab_size),
             eos_token_ids=() if params.ignore_eos else self._eos_token_ids,
             bad_words_token_ids=tuple(self._bad_words(params.bad_words or ())),
+            reasoning_end_ids=reasoning_end_ids,
         )
 
     def _resolve_logprobs(self, params: SamplingParams) -> None:
@@ -390,6 +381,20 @@ def own_params(params: object, **changes: Any) -> SamplingParams:
         name = "sampling_params"
         raise RequestError(f"{name} must be SamplingParams, got {type(params).__name__}.", param=name)
     return params.clone(**changes)
+
+
+def _core_request(
+    request_id: str, prompt: _Prompt, sampling: ResolvedSampling, arrival_time: float | None
+) -> EngineCoreRequest:
+    """The request as the core gets it; its id is the user's with a random tail."""
+    return EngineCoreRequest(
+        request_id=f"{request_id}-{secrets.token_hex(4)}",
+        prompt_token_ids=prompt.token_ids,
+        sampling=sampling,
+        arrival_time=time.time() if arrival_time is None else float(arrival_time),
+        priority=prompt.priority,
+        cache_salt=prompt.cache_salt,
+    )
 
 
 def _choice(sampling: ResolvedSampling, index: int) -> ResolvedSampling:

@@ -19,7 +19,7 @@ from octavo.engine.info import EngineInfo
 from octavo.engine.metric import Metric
 from octavo.frontend.input_processor import PreparedRequest, own_params
 from octavo.frontend.llm_engine import LLMEngine
-from octavo.frontend.pooling import cosine_output, text_pairs
+from octavo.frontend.pooling import Scoring, text_pairs
 from octavo.frontend.progress import progress_bar
 from octavo.tokenizer.chat_template import check_template_options
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -167,14 +167,9 @@ class LLM:
 
         A model with a classifier reads both texts at once; any other compares their vectors by the cosine.
         """
-        pairs = text_pairs(first, second)
-        if self.info.facts.num_labels:
-            params = PoolingParams(task="score", truncate_prompt_tokens=truncate_prompt_tokens)
-            return self._pool(pairs, params, "pairs", use_tqdm)
-        params = PoolingParams(use_activation=True, truncate_prompt_tokens=truncate_prompt_tokens)
-        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-        vectors = dict(zip(texts, self._pool(texts, params, "texts", use_tqdm), strict=True))
-        return [cosine_output(vectors[one], vectors[other]) for one, other in pairs]
+        num_labels = self.info.facts.num_labels
+        scoring = Scoring(text_pairs(first, second), num_labels=num_labels, truncate=truncate_prompt_tokens)
+        return scoring.scores(self._pool(scoring.prompts, scoring.params, "pairs" if num_labels else "texts", use_tqdm))
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""

@@ -34,7 +34,7 @@ class StructuredOutputParams(msgspec.Struct, kw_only=True, omit_defaults=True, f
     disable_additional_properties: bool = False
 
     def __post_init__(self) -> None:
-        given = [name for name in KINDS if getattr(self, name) not in (None, False) or self._says_false(name)]
+        given = self._given()
         if len(given) != 1:
             raise RequestError(
                 f"structured_outputs takes exactly one of {', '.join(KINDS)}; got {' and '.join(given) or 'none'}.",
@@ -48,11 +48,11 @@ class StructuredOutputParams(msgspec.Struct, kw_only=True, omit_defaults=True, f
     @property
     def kind(self) -> str:
         """The name of the constraint that was given."""
-        return next(name for name in KINDS if getattr(self, name) not in (None, False) or self._says_false(name))
+        return self._given()[0]
 
-    def _says_false(self, name: str) -> bool:
-        """False is a JSON schema, one that nothing meets."""
-        return name == "json" and self.json is False
+    def _given(self) -> list[str]:
+        """The constraints that were given. False is none, but as a JSON schema, which nothing meets."""
+        return [name for name in KINDS if getattr(self, name) not in ((None,) if name == "json" else (None, False))]
 
     def _check_choice(self, choice: object) -> None:
         if not isinstance(choice, list) or not choice:

@@ -11,7 +11,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,10 @@ from octavo.engine.client import EngineCoreClient, InprocClient, make_client
 from octavo.engine.process_client import ProcessClient
 from octavo.words.errors import EngineDeadError, EngineError, EngineStartError
 from octavo.words.messages import FinishReason
+from tests import waiting
 from tests.fakes import make_message
+
+soon = partial(waiting.soon, seconds=5.0)
 
 
 def simulated(**options: Any) -> EngineConfig:
@@ -45,16 +49,6 @@ def answer(client: EngineCoreClient, *request_ids: str) -> dict[str, list[int]]:
             if output.finish_reason is not None:
                 finished.add(output.request_id)
     return tokens
-
-
-def soon(holds: Callable[[], bool], seconds: float = 5.0) -> bool:
-    """Whether something comes true within some seconds."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def is_gone(pid: int) -> bool:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,7 +22,10 @@ from octavo.words.messages import (
     SchedulerOutput,
     SchedulerStats,
 )
+from tests import waiting
 from tests.fakes import make_message
+
+soon = partial(waiting.soon, seconds=10.0)
 
 
 class FakeCore:
@@ -139,15 +142,6 @@ class Stage:
         outputs = self.supervisor.get_output()
         assert outputs is not None
         return [(each.request_id, each.new_token_ids, each.finish_reason) for each in outputs.outputs]
-
-
-def soon(holds: Callable[[], bool], seconds: float = 10.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import gc
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,12 @@ from octavo.engine.supervisor import EngineState, Supervisor, supervised
 from octavo.words.errors import EngineDeadError
 from octavo.words.messages import FinishReason
 from octavo.words.sampling_params import RequestOutputKind
+from tests import waiting
 from tests.fakes import make_message
 from tests.succ import make_succ
 from tests.tiny_models import save_tiny_model
+
+soon = partial(waiting.soon, seconds=20.0)
 
 NUM_TOKENS = 48
 POISON_LENGTH = 13
@@ -230,12 +233,3 @@ def test_thirty_restarts_in_a_row_leave_nothing_behind() -> None:
     assert core.stats.restarts in (29, 30), "the last death may come when the last token is on its way already"
     assert len(set(held_before_death)) == 1, held_before_death
     assert held() == before
-
-
-def soon(holds: Callable[[], bool], seconds: float = 20.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True

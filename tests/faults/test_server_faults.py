@@ -8,8 +8,8 @@ import os
 import re
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,13 @@ import httpx
 import psutil
 import pytest
 
+from tests import waiting
 from tests.server.conftest import RunningServer
 from tests.succ import successor
 
 # The promise is 5 s on a machine that does nothing else.
 END_TIMEOUT_S = 20.0
+soon = partial(waiting.soon, seconds=END_TIMEOUT_S)
 SLOW = ("--worker-cls", "tests.faults.planted_worker:SlowWorker", "--num-threads", "1")
 NUM_TOKENS = 300
 
@@ -32,15 +34,6 @@ def whole_answer(prompt: str) -> str:
     for _ in range(NUM_TOKENS):
         token_ids.append(successor(token_ids[-1]))
     return "".join(chr(token_id) for token_id in token_ids[1:] if token_id < 256)
-
-
-def soon(holds: Callable[[], bool], seconds: float = END_TIMEOUT_S) -> bool:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 @pytest.fixture
@@ -92,7 +85,7 @@ class Stream(threading.Thread):
             "stream": True,
         }
         self.start()
-        assert soon(lambda: len(self.text) > 5 or self.error is not None, 60), "no token came"
+        assert soon(lambda: len(self.text) > 5 or self.error is not None, seconds=60), "no token came"
 
     def run(self) -> None:
         try:
@@ -116,7 +109,7 @@ class Stream(threading.Thread):
 
 def wait_for_phase(server: RunningServer, phase: str) -> None:
     if phase == "loading":
-        assert soon(lambda: len(tree(server)) > 1, 60)
+        assert soon(lambda: len(tree(server)) > 1, seconds=60)
     if phase in ("ready", "streaming"):
         server.wait_until_ready()
     if phase == "streaming":

@@ -16,6 +16,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.waiting import soon
+
 START_TIMEOUT_S = 120
 MODEL = "succ"
 OPTIONS = ("--max-model-len", "1024", "--kv-cache-memory-bytes", "16MiB", "--served-model-name", MODEL)
@@ -71,12 +73,7 @@ class RunningServer:
 
     def becomes_idle(self, seconds: float = 10.0) -> bool:
         """Whether that comes true within some seconds."""
-        deadline = time.monotonic() + seconds
-        while not self.is_idle():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.02)
-        return True
+        return soon(self.is_idle, seconds)
 
     def stop(self, timeout_s: float = 20.0) -> int:
         """End it as a user would; its exit code."""

@@ -471,16 +471,7 @@ class Scheduler:
             if request is None:
                 continue
             self._finish(request, RequestStatus.FINISHED_STOPPED)
-            output = EngineCoreOutput(
-                request_id=request_id,
-                new_token_ids=[],
-                finish_reason=request.finish_reason,
-                num_cached_tokens=request.num_cached_tokens,
-                num_preemptions=request.num_preemptions,
-                first_scheduled_time=request.first_scheduled_time,
-                pooled=numbers,
-            )
-            outputs.setdefault(request.client_index, []).append(output)
+            outputs.setdefault(request.client_index, []).append(_tokenless_end(request, numbers))
 
     def _take_prompt_logprobs(self, request: Request, result: ModelRunnerOutput) -> None:
         """Collect a chunk's rows; they are sent with the first token, so a preempted request's are not needed twice."""
@@ -531,17 +522,7 @@ class Scheduler:
     def _report_ended_early(self) -> dict[int, list[EngineCoreOutput]]:
         outputs: dict[int, list[EngineCoreOutput]] = {}
         for request in self._ended_early:
-            output = EngineCoreOutput(
-                request_id=request.request_id,
-                new_token_ids=[],
-                finish_reason=request.finish_reason,
-                stop_reason=request.stop_reason,
-                num_cached_tokens=max(request.num_cached_tokens, 0),
-                num_preemptions=request.num_preemptions,
-                first_scheduled_time=request.first_scheduled_time,
-                error=request.error,
-            )
-            outputs.setdefault(request.client_index, []).append(output)
+            outputs.setdefault(request.client_index, []).append(_tokenless_end(request))
         self._ended_early.clear()
         return outputs
 
@@ -586,6 +567,21 @@ class Scheduler:
             f"{self.kv_cache.max_tokens_that_fit} tokens. Ask for fewer tokens or enlarge the cache "
             f"(--kv-cache-memory-bytes)."
         )
+
+
+def _tokenless_end(request: Request, pooled: bytes | None = None) -> EngineCoreOutput:
+    """The last output of a request that ends without a new token."""
+    return EngineCoreOutput(
+        request_id=request.request_id,
+        new_token_ids=[],
+        finish_reason=request.finish_reason,
+        stop_reason=request.stop_reason,
+        num_cached_tokens=max(request.num_cached_tokens, 0),
+        num_preemptions=request.num_preemptions,
+        first_scheduled_time=request.first_scheduled_time,
+        error=request.error,
+        pooled=pooled,
+    )
 
 
 def _claim(request: Request) -> tuple[int, float, str]:

@@ -118,7 +118,6 @@ class StructuredOutputManager:
         self._cache: OrderedDict[bytes, Grammar] = OrderedDict()
         self._failed: dict[str, str] = {}
         self.num_masks = 0
-        self.num_compiled = 0
 
     def begin(self, request: Request) -> None:
         params = request.sampling.params.structured_outputs
@@ -143,6 +142,8 @@ class StructuredOutputManager:
         return failed
 
     def begin_masks(self, step: SchedulerOutput, requests: Mapping[str, Request]) -> Future[GrammarMasks] | None:
+        if self._backend is None:
+            return None  # no request was constrained so far: a step costs nothing
         asking = []
         for request_id in step.num_scheduled_tokens:
             constraint = _mask_of(requests.get(request_id))
@@ -172,7 +173,6 @@ class StructuredOutputManager:
         key = msgspec.msgpack.encode(params, order="deterministic")
         if key not in self._cache:
             self._cache[key] = self._backend.compile(params)
-            self.num_compiled += 1
             if len(self._cache) > MAX_CACHED_GRAMMARS:
                 self._cache.popitem(last=False)
         self._cache.move_to_end(key)

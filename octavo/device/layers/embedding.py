@@ -2,37 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
 from octavo.device.layers.quantization.method import QuantMethod
+from octavo.device.layers.weight import Weight
 from octavo.device.ops.kernels import Kernels
-from octavo.device.ops.linear import LinearWeight
-from octavo.device.ops.native.quantized import StoredRows
 
 
-class VocabWeight(nn.Module):
+class VocabWeight(Weight):
     """One row [hidden_size] per token, in the format of ``method``; what embedding and head have in common."""
 
     def __init__(self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, method: QuantMethod) -> None:
-        super().__init__()
-        self.method = method
+        super().__init__(method)
         method.create_weights(self, hidden_size, vocab_size, bias=False, dtype=dtype)
-
-    @property
-    def operand(self) -> LinearWeight:
-        """The rows as the ops take them."""
-        return self.method.operand(self)
-
-    def load_rows(self, stack: Sequence[StoredRows]) -> None:
-        """To be called in place of filling a weight that has no memory."""
-        self.method.load_rows(self, stack)
-
-    def finish_loading(self) -> None:
-        """To be called when the parameters are filled."""
-        self.method.finish(self)
 
 
 class Embedding(VocabWeight):

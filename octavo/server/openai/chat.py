@@ -17,6 +17,7 @@ from octavo.server.conversation import conversation_ids
 from octavo.server.dialect import AnswerPlan, AnswerReader, Part, PartsOfAnswer
 from octavo.server.openai.generation import (
     FINGERPRINT,
+    LOWEST_LOGPROB,
     GenerationRequest,
     Timings,
     TokenNames,
@@ -34,7 +35,6 @@ from octavo.words.inputs import TokensPrompt
 from octavo.words.outputs import CompletionOutput, Logprob, RequestOutput
 from octavo.words.sampling_params import SamplingParams
 
-LOWEST_LOGPROB = -9999.0
 MESSAGE_KEYS = frozenset(
     {
         "role", "content", "name", "tool_calls", "tool_call_id", "function_call", "refusal", "audio", "annotations",
@@ -264,9 +264,7 @@ class _Answer:
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """The answer as it comes, one frame for each output."""
-        options = self._body.stream_options
-        with_usage = bool(options and options.include_usage) or self._forces_usage
-        continuous = with_usage and bool(options and options.continuous_usage_stats)
+        with_usage, continuous = self._body.usage_in_stream(is_forced=self._forces_usage)
         outputs = self._outputs()
         try:
             async for output in outputs:

@@ -16,6 +16,7 @@ from octavo.server.api_error import ApiError
 from octavo.server.context import ServerContext, request_id_of
 from octavo.server.openai.generation import (
     FINGERPRINT,
+    LOWEST_LOGPROB,
     GenerationRequest,
     Timings,
     TokenNames,
@@ -31,7 +32,6 @@ from octavo.words.inputs import TokensPrompt
 from octavo.words.outputs import CompletionOutput, Logprob, RequestOutput
 from octavo.words.sampling_params import SamplingParams
 
-LOWEST_LOGPROB = -9999.0
 MAX_PROMPTS = 4096
 
 Position = Mapping[int, Logprob] | None
@@ -184,9 +184,8 @@ class _Answer:
 
     async def chunks(self, prepared: Sequence[PreparedRequest]) -> AsyncGenerator[bytes, None]:
         """The answer as it comes, one frame for each output."""
-        options = self._body.stream_options
-        with_usage = bool(options and options.include_usage) or self._context.config.enable_force_include_usage
-        continuous = with_usage and bool(options and options.continuous_usage_stats)
+        is_forced = self._context.config.enable_force_include_usage
+        with_usage, continuous = self._body.usage_in_stream(is_forced=is_forced)
         seen: set[int] = set()
         last: dict[int, RequestOutput] = {}
         outputs = run_all(self._llm, prepared, self._body.request_timeout)

@@ -18,6 +18,8 @@ FINGERPRINT = f"octavo-{__version__}"
 """What made an answer: the same version gives the same answer to the same seed on the same machine."""
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 1024
+LOWEST_LOGPROB = -9999.0
+"""What minus infinity is told as: JSON has no word for it."""
 MAX_LIST_ENTRIES = 1024
 MAX_ALLOWED_TOKENS = 1 << 20
 
@@ -72,6 +74,12 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     return_timings: bool | None = None
     structured_outputs: Any = None
 
+    def usage_in_stream(self, *, is_forced: bool) -> tuple[bool, bool]:
+        """Whether a stream has token counts at its end, and whether in each of its chunks."""
+        options = self.stream_options
+        at_end = bool(options and options.include_usage) or is_forced
+        return at_end, at_end and bool(options and options.continuous_usage_stats)
+
 
 _AS_THEY_ARE = (
     "n", "temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "stop", "top_k", "min_p",
@@ -101,10 +109,15 @@ def check_lists(body: GenerationRequest) -> None:
             raise ApiError(400, f"{name} may have at most {most} entries.", param=name)
     if any(len(word) > MAX_STOP_CHARACTERS for word in body.bad_words or ()):
         raise ApiError(400, f"bad_words may have at most {MAX_STOP_CHARACTERS} characters each.", param="bad_words")
-    if body.request_timeout is not None and not 0 < body.request_timeout < 1e9:
-        raise ApiError(400, "request_timeout must be above 0 seconds.", param="request_timeout")
+    check_timeout(body.request_timeout)
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options needs stream.", param="stream_options")
+
+
+def check_timeout(seconds: float | None) -> None:
+    """Limits on the time that a request may take."""
+    if seconds is not None and not 0 < seconds < 1e9:
+        raise ApiError(400, "request_timeout must be above 0 seconds.", param="request_timeout")
 
 
 def check_stops(name: str, stops: Sequence[str]) -> None:

@@ -14,9 +14,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.frontend.async_llm import AsyncLLM
-from octavo.frontend.pooling import cosine_output, text_pairs
+from octavo.frontend.pooling import Scoring, text_pairs
 from octavo.server.api_error import ApiError, failed_choice
 from octavo.server.context import ServerContext, request_id_of
+from octavo.server.openai.generation import check_timeout
 from octavo.server.responses import json_response, unless_gone
 from octavo.words.inputs import PromptType
 from octavo.words.outputs import PoolingRequestOutput
@@ -189,13 +190,9 @@ class Pooling:
         self, request: Request, body: PooledRequest, pairs: Sequence[tuple[str, str]]
     ) -> list[PoolingRequestOutput]:
         """By a cross-encoder, or by the cosine of vectors where the model has no classifier."""
-        if self._context.llm.info.facts.num_labels:
-            params = PoolingParams(task="score", truncate_prompt_tokens=body.truncate_prompt_tokens)
-            return await self._pool(request, body, pairs, params)
-        texts = list(dict.fromkeys(text for pair in pairs for text in pair))
-        params = PoolingParams(use_activation=True, truncate_prompt_tokens=body.truncate_prompt_tokens)
-        vectors = dict(zip(texts, await self._pool(request, body, texts, params), strict=True))
-        return [cosine_output(vectors[one], vectors[other]) for one, other in pairs]
+        num_labels = self._context.llm.info.facts.num_labels
+        scoring = Scoring(pairs, num_labels=num_labels, truncate=body.truncate_prompt_tokens)
+        return scoring.scores(await self._pool(request, body, scoring.prompts, scoring.params))
 
     async def _pool(
         self,
@@ -209,8 +206,7 @@ class Pooling:
         most = self._context.config.max_choices
         if len(prompts) > most:
             raise ApiError(400, f"a request may have {most} inputs (option max_choices).", param="input")
-        if body.request_timeout is not None and not 0 < body.request_timeout < 1e9:
-            raise ApiError(400, "request_timeout must be above 0 seconds.", param="request_timeout")
+        check_timeout(body.request_timeout)
         name = f"pool-{request_id_of(request)}"
         outputs = await unless_gone(request, _pool_all(self._context.llm, name, prompts, params, body.request_timeout))
         for output in outputs:

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -19,6 +19,7 @@ from octavo.words.messages import SchedulerOutput
 from octavo.words.sampling_params import SamplingParams
 from octavo.words.structured_outputs import StructuredOutputParams
 from tests.fakes import make_message
+from tests.waiting import soon
 
 
 class FixedText:
@@ -69,18 +70,14 @@ class FixedTexts:
         return FixedText([int(digit) for digit in text])
 
 
-def make_request(name: str, text: str | None, outputs: Sequence[int] = ()) -> Request:
+def make_request(
+    name: str, text: str | None, outputs: Sequence[int] = (), reasoning_end_ids: tuple[int, ...] = ()
+) -> Request:
     message = make_message(name, [1, 2], output_token_ids=list(outputs))
+    message.sampling = msgspec.structs.replace(message.sampling, reasoning_end_ids=reasoning_end_ids)
     if text is not None:
         message.sampling.params.structured_outputs = StructuredOutputParams(choice=[text])
     return Request(message)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end, "it never came true"
-        time.sleep(0.001)
 
 
 @pytest.fixture
@@ -95,7 +92,7 @@ def manager(backend: FixedTexts) -> StructuredOutputManager:
 
 def begin(manager: StructuredOutputManager, request: Request) -> Request:
     manager.begin(request)
-    wait_for(lambda: not manager.holds(request))
+    assert soon(lambda: not manager.holds(request), 10)
     return request
 
 
@@ -105,7 +102,7 @@ def test_a_request_waits_while_its_grammar_is_made(backend: FixedTexts, manager:
     manager.begin(request)
     assert manager.holds(request)
     backend.may_compile.set()
-    wait_for(lambda: not manager.holds(request))
+    assert soon(lambda: not manager.holds(request), 10)
     assert request.constraint is not None
 
 
@@ -124,8 +121,8 @@ def test_a_grammar_that_cannot_be_made_fails_its_request_alone(manager: Structur
     good, bad = make_request("good", "3"), make_request("bad", "refuse")
     for request in (bad, good):
         manager.begin(request)
-    wait_for(lambda: not manager.holds(good))
-    wait_for(lambda: manager.holds(bad) and bool(manager._failed))
+    assert soon(lambda: not manager.holds(good), 10)
+    assert soon(lambda: manager.holds(bad) and bool(manager._failed), 10)
     assert manager.take_failed() == {"bad": "refused"}
 
 
@@ -172,12 +169,7 @@ def test_a_request_that_comes_back_goes_on_where_it_was(manager: StructuredOutpu
 
 
 def test_a_grammar_can_begin_after_reasoning(manager: StructuredOutputManager) -> None:
-    message = make_message("a", [1, 2])
-    message.sampling.params.structured_outputs = StructuredOutputParams(choice=["34"])
-    message.sampling = type(message.sampling)(
-        params=message.sampling.params, seed=0, max_tokens=9, num_text_tokens=32, reasoning_end_ids=(7, 8)
-    )
-    request = begin(manager, Request(message))
+    request = begin(manager, make_request("a", "34", reasoning_end_ids=(7, 8)))
     assert request.constraint is not None
     request.num_computed_tokens = 2
     step = SchedulerOutput(step_id=1, num_scheduled_tokens={"a": 2})
@@ -199,12 +191,7 @@ def test_structured_outputs_must_be_of_their_type() -> None:
 
 
 def test_the_grammar_holds_from_the_draft_that_ends_reasoning_on(manager: StructuredOutputManager) -> None:
-    message = make_message("a", [1, 2])
-    message.sampling.params.structured_outputs = StructuredOutputParams(choice=["34"])
-    message.sampling = type(message.sampling)(
-        params=message.sampling.params, seed=0, max_tokens=9, num_text_tokens=32, reasoning_end_ids=(7, 8)
-    )
-    request = begin(manager, Request(message))
+    request = begin(manager, make_request("a", "34", reasoning_end_ids=(7, 8)))
     assert request.constraint is not None
     request.constraint.take(7)
     request.num_computed_tokens = 6
