@@ -121,9 +121,10 @@ class ProcessClient:
 
     def kill(self, reason: str) -> None:
         """End the core process at once; ``reason`` is then its cause of death."""
-        self._reason_to_kill = reason
-        if self._process is not None:
-            self._process.kill()
+        with self._lock:
+            self._reason_to_kill = reason
+            if self._process is not None:
+                self._process.kill()
 
     @property
     def pid(self) -> int:
@@ -230,13 +231,17 @@ class ProcessClient:
         # The child inherits our blocked signals: Ctrl-C cannot hit it before it has learnt to ignore it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            self._process = _start_core(self._folder, self.watch.fd)
+            process = _start_core(self._folder, self.watch.fd)
         except OSError as error:
             self._end(f"cannot start {sys.executable!r}:\n{type(error).__name__}: {error}")
             return
-        self._read_until_exit(self._process)
-        exit_code = self._process.wait()
-        self._end(self._reason_to_kill or describe_exit(self._process.pid, exit_code))
+        with self._lock:
+            self._process = process
+            if self._is_stopping or self._reason_to_kill is not None:
+                process.kill()  # who wanted its end before it was there could not see to it
+        self._read_until_exit(process)
+        exit_code = process.wait()
+        self._end(self._reason_to_kill or describe_exit(process.pid, exit_code))
 
     def _read_until_exit(self, process: subprocess.Popen[bytes]) -> None:
         poller = zmq.Poller()

@@ -69,6 +69,17 @@ def client() -> Iterator[ProcessClient]:
     client.shutdown()
 
 
+def test_a_core_that_is_being_started_can_be_stopped() -> None:
+    """A client that is shut down at once meets its core before, while and after the process is made."""
+    for _ in range(5):
+        client = ProcessClient(simulated(), wait=False)
+        stopping = threading.Thread(target=client.shutdown, daemon=True)
+        stopping.start()
+        stopping.join(20)
+        assert not stopping.is_alive()
+        assert is_gone(client.pid)
+
+
 def test_background_and_in_process_cores_answer_alike(shared_client: ProcessClient) -> None:
     inproc = InprocClient(simulated())
     for client in (inproc, shared_client):
