@@ -144,9 +144,7 @@ class Dialect:
         return AnswerPlan(self, tools, tail, self._end_of_thoughts(self.style, tail))
 
     def _end_of_thoughts(self, style: ReasoningStyle, tail: str) -> tuple[int, ...]:
-        tail = tail.rstrip()
-        thinks = tail.endswith(style.begin) or style.always_begins_inside or self._thinks_unasked
-        if tail.endswith(style.end) or not thinks:
+        if style.is_closed_by(tail) or not (style.is_opened_by(tail) or self._thinks_unasked):
             return ()
         return tuple(self._tokenizer.encode(style.end, add_special_tokens=False, at_start=False))
 

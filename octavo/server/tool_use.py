@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from octavo.frontend.input_processor import GRAMMAR_CHECK
 from octavo.server.api_error import ApiError
 from octavo.server.tool_parsers.tool_format import Tool, parameters
 from octavo.util.lazy import resolve
@@ -17,7 +18,6 @@ from octavo.words.structured_outputs import StructuredOutputParams
 MAX_TOOLS = 512
 MAX_NAME_CHARACTERS = 128
 CHOICES = ("none", "auto", "required")
-GRAMMAR_CHECK = "octavo.control.structured_output.backends.llguidance:check_grammar"
 _ONLY_UNSUPPORTED = ("Unimplemented", "Unknown format", "look-around", "backreferences")
 """Words for a schema that is well-formed, but more than a grammar can hold an answer to."""
 

@@ -20,10 +20,17 @@ class ReasoningStyle:
 
     def parser(self, prompt_tail: str) -> OutputParser:
         """The parser for an answer to a prompt that ends with ``prompt_tail``, which may have opened or closed them."""
-        if prompt_tail.rstrip().endswith(self.end):
+        if self.is_closed_by(prompt_tail):
             return PlainText()
-        opened = prompt_tail.rstrip().endswith(self.begin)
-        return ThinkParser(begins_inside=opened or self.always_begins_inside, begin=self.begin, end=self.end)
+        return ThinkParser(begins_inside=self.is_opened_by(prompt_tail), begin=self.begin, end=self.end)
+
+    def is_closed_by(self, prompt_tail: str) -> bool:
+        """Whether the prompt ended the thoughts: none will come."""
+        return prompt_tail.rstrip().endswith(self.end)
+
+    def is_opened_by(self, prompt_tail: str) -> bool:
+        """Whether an answer to the prompt begins inside thoughts."""
+        return self.always_begins_inside or prompt_tail.rstrip().endswith(self.begin)
 
 
 REASONING_STYLES = {

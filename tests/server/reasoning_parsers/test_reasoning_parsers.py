@@ -4,10 +4,11 @@ import random
 
 import pytest
 
-from octavo.server.output_events import Chain, ParsedOutput, parse
+from octavo.server.output_events import Chain
 from octavo.server.reasoning_parsers.table import REASONING_STYLES, reasoning_style, style_of_template
 from octavo.server.tool_parsers.table import tool_format
 from octavo.words.errors import ConfigError
+from tests.server.parsed_output import ParsedOutput, parse
 
 
 def read(text: str, style: str = "think", prompt: str = "") -> tuple[str | None, str | None]:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from octavo.server.output_events import ParsedOutput, parse
 from octavo.server.tool_parsers.table import TOOL_FORMATS, format_of_template, tool_format
 from octavo.words.errors import ConfigError
+from tests.server.parsed_output import ParsedOutput, parse
 
 Call = tuple[str, dict[str, Any]]
 AWKWARD = {"text": 'a{b}"c"\n</x> [1] \\ } ]'}
