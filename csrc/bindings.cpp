@@ -52,6 +52,7 @@ NB_MODULE(_native, m) {
           "Both are contiguous. Raises ValueError where they do not fit.");
     octavo::bind_runtime(m);
     octavo::bind_kv_cache(m);
+    octavo::bind_encoder(m);
     octavo::bind_graph(m);
     octavo::bind_attention(m);
     octavo::bind_elementwise(m);

@@ -82,7 +82,7 @@ def make_plan(config: EngineConfig, facts: ModelFacts, caps: DeviceCaps) -> Plan
         "max_steps_in_flight": _max_steps_in_flight(config),
         "kernels": kernels,
         "cpu_isa": _cpu_isa(config, caps, kernels.value),
-        "graph_capture": _graph_capture(config, kernels.value, facts),
+        "graph_capture": _graph_capture(config, kernels.value),
         "batch_invariant": _batch_invariant(kernels.value, attention.value, facts),
         "runner": runner,
         "speculative_method": speculation,
@@ -336,13 +336,11 @@ def _attention_backend(kernels: str, facts: ModelFacts, block_size: int | None) 
     return Decision("cpu", "native kernels")
 
 
-def _graph_capture(config: EngineConfig, kernels: str, facts: ModelFacts) -> Decision[bool]:
+def _graph_capture(config: EngineConfig, kernels: str) -> Decision[bool]:
     if config.model.enforce_eager:
         return Decision(False, "enforce_eager, as asked")
     if kernels != "native":
         return Decision(False, "there is nothing to capture: ops run on plain torch")
-    if facts.is_encoder:
-        return Decision(False, "there is nothing to capture: most ops of an encoder run on plain torch")
     return Decision(True, "a step of native kernels can be one call")
 
 

@@ -15,7 +15,7 @@ class ForwardContext:
     """One forward pass: ``metadata`` by attention layer name, and the rows of the step, padding included.
 
     Model code hands it on and never looks inside; layers of one KV group share one metadata object. Encoders keep
-    nothing; they take ``query_start_loc`` [R + 1] int32, and ``token_types`` [T] int64 where a step has pairs of texts.
+    nothing; they take ``query_start_loc`` [R + 1] int32, and ``token_types`` [T] int64: 1 for the second of two texts.
     """
 
     metadata: Mapping[str, AttentionMetadata]

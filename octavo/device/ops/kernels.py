@@ -23,6 +23,7 @@ class Kernels:
     add_layer_norm: Op
     add_rms_norm: Op
     embedding: Op
+    embedding_layer_norm: Op
     encoder_attention: Op
     gate_up_activation: Op
     linear: Op

@@ -128,6 +128,8 @@ def _drafter(config: EngineConfig, plan: Plan, facts: ModelFacts) -> Drafter:
 
 def _max_logit_rows(plan: Plan) -> int:
     """Rows that a captured output head takes: all requests with a token each, and few of them with all their drafts."""
+    if plan.runner == "pooling":
+        return 0
     with_drafts = plan.max_num_seqs * (1 + plan.num_speculative_tokens)
     return max(plan.max_num_seqs, min(with_drafts, MOST_CAPTURED_ROWS))
 

@@ -32,7 +32,7 @@ class StepGraphs:
     """The model as runner and head call it: op by op, or once ``record`` was called by replaying what that noted.
 
     A replay's results live until the next step's: they lie in one arena. Logits of more than ``max_num_rows`` rows are
-    computed op by op.
+    computed op by op; 0 is for a model whose steps end without.
     """
 
     def __init__(self, model: nn.Module, kernels: Kernels, max_num_rows: int) -> None:
@@ -123,7 +123,7 @@ class StepGraphs:
         )
         forward = recorder.record(self._model, lambda: self._eager(batch))
         self._hidden = forward.result.at(inputs.max_num_tokens)
-        self._logits = self._record_logits(min(RECORDED_ROWS, len(self._rows)))
+        self._logits = self._record_logits(min(RECORDED_ROWS, len(self._rows))) if len(self._rows) else None
         self._forward, self._inputs = forward, inputs
 
     def check(self, batch: InputBatch) -> None:
@@ -131,12 +131,14 @@ class StepGraphs:
 
         The replay comes first: it must not find the keys and values of the eager one in the cache.
         """
-        assert self._forward is not None and self._logits is not None
+        assert self._forward is not None
         replayed = self._replay(self._forward, batch)
         rows = batch.sampled_token_rows
-        logits = self.logits(replayed, rows)
+        logits = None if self._logits is None else self.logits(replayed, rows)
         eager = self._eager(batch)
-        if not (_same_bits(replayed, eager) and _same_bits(logits, self.compute_logits(eager[rows]))):
+        if not (
+            _same_bits(replayed, eager) and (logits is None or _same_bits(logits, self.compute_logits(eager[rows])))
+        ):
             raise CaptureError(
                 f"a replayed step of {batch.num_requests} requests and {batch.num_tokens} tokens differs from the same "
                 "step run op by op"

@@ -31,7 +31,6 @@ class InputBatch:
     """One step's rows; what lies in the arrays of ``inputs`` is this step's until the next is prepared.
 
     slots, num_computed, seq_lens: [R] int64; slot in the table, and tokens computed before and after the step.
-    second_text_at: [R] int64; where in a pair of texts the second begins.
     query_start_loc: [R + 1] int64; request r owns tokens query_start_loc[r] : query_start_loc[r + 1].
     sampled: [S] int64; the requests, by row, all of whose known tokens are computed by this step: only these get a
              token, the others are still inside their prompt.
@@ -44,7 +43,6 @@ class InputBatch:
     num_computed: npt.NDArray[np.int64]
     seq_lens: npt.NDArray[np.int64]
     query_start_loc: npt.NDArray[np.int64]
-    second_text_at: npt.NDArray[np.int64]
     sampled: npt.NDArray[np.int64]
     num_drafts: npt.NDArray[np.int64]
     num_tokens: int
@@ -74,15 +72,8 @@ class InputBatch:
             metadata=metadata,
             num_tokens=self.num_tokens,
             query_start_loc=self.inputs.query_start_loc[: self.num_requests + 1],
-            token_types=self._token_types(),
+            token_types=self.inputs.token_types[: self.num_tokens],
         )
-
-    def _token_types(self) -> Tensor | None:
-        """[T] int64, 1 for tokens of second texts; None where no request of the step has one."""
-        if (self.second_text_at == NO_SECOND_TEXT).all():
-            return None
-        second_text_at = torch.from_numpy(self.second_text_at.repeat(np.diff(self.query_start_loc)))
-        return (self.positions >= second_text_at).long()
 
     @property
     def sampled_token_rows(self) -> Tensor:
@@ -94,8 +85,8 @@ class InputBatch:
 class StepInputs:
     """The arrays of every step.
 
-    token_ids, positions: [max_num_tokens] int64. query_start_loc: [max_num_requests + 1], seq_lens: [max_num_requests]
-    int32.
+    token_ids, positions, token_types (1 for tokens of the second of two texts): [max_num_tokens] int64.
+    query_start_loc: [max_num_requests + 1], seq_lens: [max_num_requests] int32.
     """
 
     def __init__(self, groups: Sequence[GroupInputs], max_num_requests: int, max_num_tokens: int) -> None:
@@ -103,17 +94,19 @@ class StepInputs:
         self.max_num_tokens = max_num_tokens
         self._token_ids = np.zeros(max_num_tokens, dtype=np.int64)
         self._positions = np.zeros(max_num_tokens, dtype=np.int64)
+        self._token_types = np.zeros(max_num_tokens, dtype=np.int64)
         self._query_start_loc = np.zeros(max_num_requests + 1, dtype=np.int32)
         self._seq_lens = np.zeros(max_num_requests, dtype=np.int32)
         self.token_ids = torch.from_numpy(self._token_ids)
         self.positions = torch.from_numpy(self._positions)
+        self.token_types = torch.from_numpy(self._token_types)
         self.query_start_loc = torch.from_numpy(self._query_start_loc)
         self.seq_lens = torch.from_numpy(self._seq_lens)
 
     @property
     def token_arrays(self) -> list[Tensor]:
         """Those with an entry per token."""
-        return [self.token_ids, self.positions, *(group.slot_mapping for group in self.groups)]
+        return [self.token_ids, self.positions, self.token_types, *(group.slot_mapping for group in self.groups)]
 
     @property
     def request_arrays(self) -> list[Tensor]:
@@ -139,6 +132,7 @@ class StepInputs:
             positions = np.arange(num_tokens) + (num_computed - query_start_loc[:-1]).repeat(num_scheduled)
         self._positions[:num_tokens] = positions
         self._token_ids[:num_tokens] = table.token_ids[slot_of_token, positions]
+        self._write_token_types(table.second_text_at[slots], num_scheduled, positions)
         max_seq_len = int(seq_lens.max())
         num_beyond = seq_lens - table.num_tokens[slots]
         sampled = (num_beyond >= 0).nonzero()[0]
@@ -151,12 +145,23 @@ class StepInputs:
             num_computed=num_computed,
             seq_lens=seq_lens,
             query_start_loc=query_start_loc,
-            second_text_at=table.second_text_at[slots],
             sampled=sampled,
             num_drafts=num_beyond[sampled],
             num_tokens=num_tokens,
             inputs=self,
         )
+
+    def _write_token_types(
+        self,
+        second_text_at: npt.NDArray[np.int64],
+        num_scheduled: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.int64],
+    ) -> None:
+        num_tokens = len(positions)
+        if (second_text_at == NO_SECOND_TEXT).all():
+            self._token_types[:num_tokens] = 0
+        else:
+            self._token_types[:num_tokens] = positions >= second_text_at.repeat(num_scheduled)
 
 
 class GroupInputs:
