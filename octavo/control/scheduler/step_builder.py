@@ -32,8 +32,8 @@ class StepBuilder:
     ``granted`` requests have tokens in the step; ``admitted`` ones join the running ones when the step is done.
     ``num_held_back`` requests at the end of the running ones get nothing, because they are to make room as soon as the
     steps that hold them return. ``num_eligible`` counts the requests that could be given tokens. ``load`` is what was
-    given so far, its decodes counted at the end; ``prefill_seconds`` what its prompt tokens may take (None: nobody asked
-    yet).
+    given so far, its decodes counted at the end; ``prefill_seconds`` what its prompt tokens may take (None: nobody
+    asked yet).
     """
 
     def __init__(self, step_id: int, *, token_budget: int, num_eligible: int) -> None:
