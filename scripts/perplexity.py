@@ -2,10 +2,10 @@
 
     python scripts/perplexity.py qwen2.5-coder-0.5b none/float32 gguf int8 int4 none/bfloat16 none/float32/int8
 
-A setting is QUANTIZATION, QUANTIZATION/DTYPE or QUANTIZATION/DTYPE/KV_CACHE_DTYPE. The text is the language reference that
-CPython carries for ``help()`` (``pydoc_data.topics``, of the standard library): English prose with some code, there
-wherever Python is, and the same for one version of Python. Its hash is printed. It is cut into windows of tokens that do
-not see each other.
+A setting is QUANTIZATION, QUANTIZATION/DTYPE or QUANTIZATION/DTYPE/KV_CACHE_DTYPE. The text is the language reference
+that CPython carries for ``help()`` (``pydoc_data.topics``, of the standard library): English prose with some code,
+there wherever Python is, and the same for one version of Python. Its hash is printed. It is cut into windows of tokens
+that do not see each other.
 """
 
 from __future__ import annotations
