@@ -77,7 +77,9 @@ class Request:
         self.draft_token_ids: list[int] = []
         self.num_tried_drafts = 0.0
         self.num_right_drafts = 0.0
+        self.num_wanted_drafts = 0
         self.num_steps_without_drafts = 0
+        self.num_vain_probes = 0
 
         self.status = RequestStatus.WAITING
         self.stop_reason: int | None = None

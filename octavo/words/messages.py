@@ -109,8 +109,9 @@ class SchedulerOutput(msgspec.Struct, array_like=True, kw_only=True):
 
     ``num_scheduled_tokens`` orders the batch: its key order is the row order. ``finished_request_ids`` and
     ``preempted_request_ids`` tell workers to drop state; they may be non-empty in a step without tokens.
-    ``draft_token_ids`` are the drafts verified in this step. ``block_copies`` are (source, destination) pairs done
-    before the step, ``blocks_to_zero`` is cleared before it.
+    ``draft_token_ids`` are the drafts verified in this step, ``num_drafts`` the most tokens to guess after it for a
+    request (none for others). ``block_copies`` are (source, destination) pairs done before the step, ``blocks_to_zero``
+    is cleared before it.
     """
 
     step_id: int
@@ -121,6 +122,7 @@ class SchedulerOutput(msgspec.Struct, array_like=True, kw_only=True):
     finished_request_ids: list[str] = []
     preempted_request_ids: list[str] = []
     draft_token_ids: dict[str, list[int]] = {}
+    num_drafts: dict[str, int] = {}
     block_copies: list[tuple[int, int]] = []
     blocks_to_zero: list[int] = []
 
@@ -145,7 +147,7 @@ class ModelRunnerOutput(msgspec.Struct, array_like=True, kw_only=True):
     drafts were accepted. ``logprobs[i]`` has one row per sampled token, or is None. ``prompt_logprobs`` holds, per
     request that asked, the rows for prompt positions ``start + 1 ...`` of this step's chunk. ``failed`` maps a
     request to the reason it cannot go on (NaN logits); it harms no other. ``pooled`` holds the float32 numbers of
-    requests that asked for these.
+    requests that asked for these. ``draft_token_ids`` are guesses for the next step, which took ``draft_seconds``.
     """
 
     step_id: int
@@ -155,6 +157,7 @@ class ModelRunnerOutput(msgspec.Struct, array_like=True, kw_only=True):
     prompt_logprobs: dict[str, list[LogprobsRow]] = {}
     failed: dict[str, str] = {}
     draft_token_ids: dict[str, list[int]] = {}
+    draft_seconds: float = 0.0
     pooled: dict[str, bytes] = {}
 
 
@@ -192,7 +195,8 @@ class PrefixCacheStats(msgspec.Struct, array_like=True, kw_only=True):
 class SchedulerStats(msgspec.Struct, array_like=True, kw_only=True):
     """The scheduler after a step. Counters are totals since start; ``kv_cache_usage`` is 0..1.
 
-    ``num_drafts`` counts steps of requests that verified drafts.
+    ``num_drafts`` counts steps of requests that verified drafts, ``num_accepted_tokens_per_pos`` right drafts by their
+    place among those of a step.
     """
 
     num_running: int = 0
@@ -207,6 +211,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, kw_only=True):
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_accepted_tokens_per_pos: list[int] = []
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, kw_only=True):

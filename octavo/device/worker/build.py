@@ -38,7 +38,7 @@ from octavo.words.errors import ConfigError
 from octavo.words.model_facts import ModelFacts
 
 # What linear layers and what the vocabulary are quantised to by the Plan's name; None: as a GGUF file stores them.
-QUANTIZED_FORMATS = {"gguf": (None, None), "int8": ("int8", "int8"), "int4": ("Q4_0", "int8")}
+QUANTIZED_FORMATS = {"gguf": (None, None), "int8": ("int8", "int8"), "int4": ("Q4_1", "int8")}
 MOST_CAPTURED_ROWS = 64
 logger = logging.getLogger(__name__)
 
@@ -114,16 +114,16 @@ def build_model_runner(
         chooser=chooser,
     )
     prompt_logprobs = PromptLogprobs(chooser)
-    head = SamplingHead(graphs, sampler, prompt_logprobs, facts.vocab_size)
-    return run_with(head, (sampler, prompt_logprobs), _drafter(config, plan, facts))
+    drafter = _drafter(config, plan)
+    head = SamplingHead(graphs, sampler, prompt_logprobs, facts.vocab_size, drafter)
+    return run_with(head, (sampler, prompt_logprobs, drafter))
 
 
-def _drafter(config: EngineConfig, plan: Plan, facts: ModelFacts) -> Drafter:
+def _drafter(config: EngineConfig, plan: Plan) -> Drafter:
     asked = config.speculation
     if plan.speculative_method == "none":
         return NoDrafter()
-    max_model_len = plan.max_model_len or facts.max_position
-    return NgramDrafter(plan.num_speculative_tokens, asked.prompt_lookup_min, asked.prompt_lookup_max, max_model_len)
+    return NgramDrafter(asked.prompt_lookup_min, asked.prompt_lookup_max)
 
 
 def _max_logit_rows(plan: Plan) -> int:

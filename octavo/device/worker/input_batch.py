@@ -6,7 +6,7 @@ are made once and written again at every step: a captured step knows them by the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -35,6 +35,7 @@ class InputBatch:
     sampled: [S] int64; the requests, by row, all of whose known tokens are computed by this step: only these get a
              token, the others are still inside their prompt.
     num_drafts: [S] int64; drafts that follow the known tokens of each of those.
+    num_drafts_to_guess: by request, the most drafts to guess after the step.
     """
 
     step_id: int
@@ -45,6 +46,7 @@ class InputBatch:
     query_start_loc: npt.NDArray[np.int64]
     sampled: npt.NDArray[np.int64]
     num_drafts: npt.NDArray[np.int64]
+    num_drafts_to_guess: Mapping[str, int]
     num_tokens: int
     inputs: StepInputs
 
@@ -147,6 +149,7 @@ class StepInputs:
             query_start_loc=query_start_loc,
             sampled=sampled,
             num_drafts=num_beyond[sampled],
+            num_drafts_to_guess=output.num_drafts,
             num_tokens=num_tokens,
             inputs=self,
         )
