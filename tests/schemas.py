@@ -24,8 +24,9 @@ class Example(NamedTuple):
     instances: list[tuple[Any, bool]]
 
 
-def is_valid(schema: Any, instance: Any) -> bool:
-    return bool(validator_for(schema, default=Draft202012Validator)(schema).is_valid(instance))
+def is_valid(schema: Any, instance: Any, *, with_formats: bool = False) -> bool:
+    kind = validator_for(schema, default=Draft202012Validator)
+    return bool(kind(schema, format_checker=kind.FORMAT_CHECKER if with_formats else None).is_valid(instance))
 
 
 def real_schemas(path: Path = REAL_SCHEMAS) -> list[Example]:
@@ -57,9 +58,8 @@ def _example(number: int) -> Example:
     schema = _object(draw, depth=2)
     fitting = [_instance(draw, schema) for _ in range(4)]
     spoilt = [each for instance in fitting for each in _spoilt(draw, instance)]
-    return Example(
-        f"generated-{number}", schema, [(instance, is_valid(schema, instance)) for instance in fitting + spoilt]
-    )
+    instances = [(instance, is_valid(schema, instance, with_formats=True)) for instance in fitting + spoilt]
+    return Example(f"generated-{number}", schema, instances)
 
 
 def _object(draw: random.Random, depth: int) -> dict[str, Any]:

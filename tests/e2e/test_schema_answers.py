@@ -13,6 +13,7 @@ from octavo.words.errors import RequestError
 from tests.schemas import REAL_SCHEMAS, Example, generated_schemas, is_valid, real_schemas
 
 NUM_REAL = 200
+CLOSING_TOKENS = 256  # texts without a bound would go on for ever, for a model as small as this
 LONGEST_SHOWN = 2000  # characters of a schema that the model gets to read
 
 
@@ -30,7 +31,7 @@ def answers(llm: LLM, examples: list[Example], max_tokens: int) -> list[Completi
             temperature=1.0,
             seed=number,
             max_tokens=max_tokens,
-            structured_outputs=StructuredOutputParams(json=json.dumps(example.schema)),
+            structured_outputs=StructuredOutputParams(json=json.dumps(example.schema), closing_tokens=CLOSING_TOKENS),
         )
         for number, example in enumerate(examples)
     ]
