@@ -1,7 +1,7 @@
 """From logits to one token per row.
 
 Order: raw logits saved for logprobs, text tokens only, allowed ids, bad words, min_tokens, logit_bias, the processors
-of the user, penalties, the budget of thoughts, what a grammar allows, then greedy, or temperature, min_p, top_k, top_p and
+of the user, penalties, budgets of thought, what a grammar allows, then greedy, or temperature, min_p, top_k, top_p and
 a draw. What no row of a batch uses costs nothing.
 """
 
