@@ -14,7 +14,8 @@ namespace octavo {
 namespace {
 
 constexpr IsaTable<SamplingKernels> kKernels OCTAVO_ISA_TABLE(sampling_kernels);
-KernelCounter sampler_counter{"sampler"}, logprobs_counter{"logprobs"};
+KernelCounter sampler_counter{"sampler"}, logprobs_counter{"logprobs"},
+    mask_counter{"mask_tokens"};
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr std::size_t kFew = 256;           // candidates worth a sort
@@ -228,7 +229,30 @@ void score(const SamplingKernels& kernels, const LogprobsCall& call, std::size_t
     call.counts[r] = static_cast<std::int64_t>(ids.size());
 }
 
+// ---- Masks ----
+
+void mask_row(float* logits, std::size_t vocab_size, const std::uint32_t* bits, std::size_t num_words) {
+    const std::size_t covered = std::min(vocab_size, num_words * 32);
+    for (std::size_t first = 0; first < covered; first += 32) {
+        const std::uint32_t word = bits[first / 32];
+        if (word == ~std::uint32_t{0}) continue;
+        const std::size_t last = std::min(first + 32, covered);
+        for (std::size_t id = first; id < last; ++id) {
+            if (!(word >> (id - first) & 1)) logits[id] = -kInfinity;
+        }
+    }
+    std::fill(logits + covered, logits + vocab_size, -kInfinity);
+}
+
 }  // namespace
+
+void mask_tokens(ThreadPool& pool, float* logits, std::size_t vocab_size, const std::int64_t* rows, std::size_t num_rows,
+                 const std::uint32_t* bits, std::size_t num_words) {
+    mask_counter.add();
+    pool.run(num_rows, [&](std::size_t i, int) {
+        mask_row(logits + static_cast<std::size_t>(rows[i]) * vocab_size, vocab_size, bits + i * num_words, num_words);
+    });
+}
 
 void row_maxima(ThreadPool& pool, const float* logits, std::size_t num_rows, std::size_t vocab_size, float* maxima) {
     const SamplingKernels& kernels = kKernels.active();

@@ -22,6 +22,11 @@ struct RowChoice {
 // The largest number of each row of logits [num_rows, vocab_size], NaN if any is.
 void row_maxima(ThreadPool& pool, const float* logits, std::size_t num_rows, std::size_t vocab_size, float* maxima);
 
+// Ids whose bit is not set, in row i of bits [num_rows, num_words] for rows[i] of logits [.., vocab_size], become -infinity;
+// ids that have no bit too.
+void mask_tokens(ThreadPool& pool, float* logits, std::size_t vocab_size, const std::int64_t* rows, std::size_t num_rows,
+                 const std::uint32_t* bits, std::size_t num_words);
+
 // One token per row of usable logits (no NaN or +infinity, not all -infinity). With `keep`, rows of a temperature are
 // left as what the token was chosen from: after temperature, and -infinity where a filter took the id out.
 void choose_tokens(ThreadPool& pool, float* logits, std::size_t num_rows, std::size_t vocab_size,

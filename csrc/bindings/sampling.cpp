@@ -18,6 +18,12 @@ void bound_row_maxima(ThreadPool& pool, Address logits, std::size_t num_rows, st
     row_maxima(pool, address<const float>(logits), num_rows, vocab_size, address<float>(maxima));
 }
 
+void bound_mask_tokens(ThreadPool& pool, Address logits, std::size_t vocab_size, Address rows, std::size_t num_rows,
+                       Address bits, std::size_t num_words) {
+    mask_tokens(pool, address<float>(logits), vocab_size, address<const std::int64_t>(rows), num_rows,
+                address<const std::uint32_t>(bits), num_words);
+}
+
 void bound_choose_tokens(ThreadPool& pool, Address logits, std::size_t num_rows, std::size_t vocab_size, Address choices,
                          bool keep, Address tokens) {
     choose_tokens(pool, address<float>(logits), num_rows, vocab_size, address<const RowChoice>(choices), keep,
@@ -47,6 +53,9 @@ void bind_sampling(nb::module_& m) {
     m.attr("ROW_CHOICE_BYTES") = sizeof(RowChoice);
     m.def("row_maxima", &bound_row_maxima, nb::arg("pool"), nb::arg("logits"), nb::arg("num_rows"), nb::arg("vocab_size"),
           nb::arg("maxima"), released(), "The largest float32 of each row [num_rows, vocab_size], NaN if any is.");
+    m.def("mask_tokens", &bound_mask_tokens, nb::arg("pool"), nb::arg("logits"), nb::arg("vocab_size"), nb::arg("rows"),
+          nb::arg("num_rows"), nb::arg("bits"), nb::arg("num_words"), released(),
+          "Ids whose bit is not set become -infinity: row i of bits [num_rows, num_words] is for rows[i], int64, of logits.");
     m.def("choose_tokens", &bound_choose_tokens, nb::arg("pool"), nb::arg("logits"), nb::arg("num_rows"),
           nb::arg("vocab_size"), nb::arg("choices"), nb::arg("keep"), nb::arg("tokens"), released(),
           "One int64 token per row of usable float32 logits, by its RowChoice; `keep` leaves what it was chosen from.");

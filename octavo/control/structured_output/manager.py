@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -134,13 +135,20 @@ class StructuredOutputManager:
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="octavo-grammar")
         self._masker = ThreadPoolExecutor(1, thread_name_prefix="octavo-mask")
         self._cache: OrderedDict[bytes, Grammar] = OrderedDict()
+        self._cache_lock = Lock()
         self._failed: dict[str, str] = {}
         self.num_masks = 0
 
     def begin(self, request: Request) -> None:
         params = request.sampling.params.structured_outputs
-        if params is not None:
-            request.constraint = PendingConstraint(self._compiler.submit(self._constraint, request, params))
+        if params is None:
+            return
+        grammar = None if request.output_token_ids else self._cached(_key(params))
+        request.constraint = (
+            PendingConstraint(self._compiler.submit(self._constraint, request, params))
+            if grammar is None
+            else _constraint(request, params, grammar)
+        )
 
     def holds(self, request: Request) -> bool:
         pending = request.constraint
@@ -183,7 +191,7 @@ class StructuredOutputManager:
 
     def _constraint(self, request: Request, params: StructuredOutputParams) -> GrammarConstraint:
         """On the compiler's thread. A request that comes back with output goes on where it was."""
-        constraint = GrammarConstraint(self._grammar(params), request.sampling.reasoning_end_ids, params.closing_tokens)
+        constraint = _constraint(request, params, self._grammar(params))
         for token_id in request.output_token_ids:
             constraint.take(token_id)
         return constraint
@@ -191,13 +199,24 @@ class StructuredOutputManager:
     def _grammar(self, params: StructuredOutputParams) -> Grammar:
         if self._backend is None:
             self._backend = self._make_backend()
-        key = msgspec.msgpack.encode(msgspec.structs.replace(params, closing_tokens=0), order="deterministic")
-        if key not in self._cache:
-            self._cache[key] = self._backend.compile(params)
+        key = _key(params)
+        found = self._cached(key)
+        if found is not None:
+            return found
+        made = self._backend.compile(params)
+        with self._cache_lock:
+            self._cache[key] = made
             if len(self._cache) > MAX_CACHED_GRAMMARS:
                 self._cache.popitem(last=False)
-        self._cache.move_to_end(key)
-        return self._cache[key].copy()
+            return made.copy()
+
+    def _cached(self, key: bytes) -> Grammar | None:
+        """A copy that nobody else has. Safe in any thread."""
+        with self._cache_lock:
+            if key not in self._cache:
+                return None
+            self._cache.move_to_end(key)
+            return self._cache[key].copy()
 
     def _masks(self, asking: Sequence[_Asking]) -> GrammarMasks:
         assert self._backend is not None
@@ -214,6 +233,15 @@ class StructuredOutputManager:
             if each.grammar.error is not None:
                 failed[each.request_id] = each.grammar.error
         return GrammarMasks(rows, self._backend.num_mask_words, bitmask.tobytes(), failed)
+
+
+def _key(params: StructuredOutputParams) -> bytes:
+    """What of a constraint its grammar is made from."""
+    return msgspec.msgpack.encode(msgspec.structs.replace(params, closing_tokens=0), order="deterministic")
+
+
+def _constraint(request: Request, params: StructuredOutputParams, grammar: Grammar) -> GrammarConstraint:
+    return GrammarConstraint(grammar, request.sampling.reasoning_end_ids, params.closing_tokens)
 
 
 def _mask_of(request: Request | None) -> GrammarConstraint | None:

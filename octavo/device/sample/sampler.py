@@ -41,7 +41,9 @@ class SamplerOutput:
     failed: dict[int, str] = field(default_factory=dict)
 
 
-def builtin_processors(vocab_size: int, custom: Sequence[LogitsProcessor] = ()) -> tuple[LogitsProcessor, ...]:
+def builtin_processors(
+    vocab_size: int, custom: Sequence[LogitsProcessor] = (), grammar_mask: GrammarMask | None = None
+) -> tuple[LogitsProcessor, ...]:
     """The processors of SamplingParams, in their order, with those of the user in their place."""
     return (
         TextTokensOnly(vocab_size),
@@ -52,7 +54,7 @@ def builtin_processors(vocab_size: int, custom: Sequence[LogitsProcessor] = ()) 
         *custom,
         Penalties(vocab_size),
         ThinkingBudget(),
-        GrammarMask(),
+        grammar_mask or GrammarMask(),
     )
 
 

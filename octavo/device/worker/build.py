@@ -22,6 +22,7 @@ from octavo.device.models.options import ModelOptions
 from octavo.device.ops.kernels import Kernels, load_kernels, with_reference
 from octavo.device.sample.chooser import TorchChooser
 from octavo.device.sample.custom_processors import load_custom_processors
+from octavo.device.sample.grammar_mask import GrammarMask, native_mask_tokens
 from octavo.device.sample.native_chooser import NativeChooser
 from octavo.device.sample.prompt_logprobs import PromptLogprobs
 from octavo.device.sample.sampler import Sampler, builtin_processors
@@ -108,10 +109,11 @@ def build_model_runner(
         pooler = PoolingHead(model, facts.pooling, num_labels=facts.num_labels)
         return run_with(pooler, (pooler,))
     chooser = TorchChooser() if kernels.native is None else NativeChooser(kernels.native)
+    grammar_mask = GrammarMask() if kernels.native is None else GrammarMask(native_mask_tokens(kernels.native))
     custom = load_custom_processors(config.model.logits_processors, facts.vocab_size)
     sampler = Sampler(
         plan.max_num_seqs,
-        builtin_processors(facts.vocab_size, custom),
+        builtin_processors(facts.vocab_size, custom, grammar_mask),
         processed_logprobs=config.model.logprobs_mode == "processed_logprobs",
         chooser=chooser,
     )
