@@ -112,6 +112,8 @@ class EngineCore:
         try:
             request = Request(message, self._block_hasher)
             self.structured_output.begin(request)
+            if request.adapter is not None:
+                self.executor.collective_rpc("load_adapter", request.adapter)
         except Exception as error:
             return partial(self._refuse, message, error)
         return partial(self._admit, message, request)

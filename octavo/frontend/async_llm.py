@@ -30,6 +30,7 @@ from octavo.frontend.start import default_stat_loggers, start_front_end
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.words.errors import EngineDeadError, EngineError, RequestError, RequestTimeoutError
 from octavo.words.inputs import PromptType
+from octavo.words.lora import LoRARequest
 from octavo.words.messages import EngineCoreOutputs, FinishReason
 from octavo.words.outputs import PoolingRequestOutput, RequestOutput
 from octavo.words.pooling_params import PoolingParams
@@ -125,6 +126,7 @@ class AsyncLLM:
         *,
         priority: int | None = None,
         timeout_s: float | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer one prompt: yield outputs as they come, the last one ``finished``.
 
@@ -133,7 +135,7 @@ class AsyncLLM:
         OverloadedError where too many wait, RequestTimeoutError after ``timeout_s`` (None: that of the engine), and
         EngineDeadError when the core fails.
         """
-        prepared = await self.prepare(prompt, sampling_params, request_id, priority=priority)
+        prepared = await self.prepare(prompt, sampling_params, request_id, priority=priority, lora_request=lora_request)
         async for output in self.run(prepared, timeout_s=timeout_s):
             yield output
 
@@ -145,6 +147,7 @@ class AsyncLLM:
         *,
         priority: int | None = None,
         reasoning_end_ids: tuple[int, ...] = (),
+        lora_request: LoRARequest | None = None,
     ) -> PreparedRequest:
         """Check a request, turn it into tokens and see whether it may join the queue; nothing runs yet.
 
@@ -161,6 +164,7 @@ class AsyncLLM:
                 priority=priority,
                 arrival_time=time.time(),
                 reasoning_end_ids=reasoning_end_ids,
+                lora_request=lora_request,
             ),
         )
         self.check_admission(prepared)

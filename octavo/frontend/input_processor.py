@@ -16,10 +16,12 @@ import msgspec
 
 from octavo.checkpoint.generation_config import GenerationConfig, end_token_ids
 from octavo.config.engine_config import EngineConfig
+from octavo.frontend.adapters import adapters_of
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.util.lazy import resolve
 from octavo.words.errors import RequestError
 from octavo.words.inputs import PromptType
+from octavo.words.lora import LoRARequest
 from octavo.words.messages import EngineCoreRequest, ResolvedSampling
 from octavo.words.model_facts import ModelFacts
 from octavo.words.pooling_params import PoolingParams
@@ -73,6 +75,7 @@ class InputProcessor:
         self._hidden_size = facts.hidden_size
         self._num_labels = facts.num_labels
         self._runner = runner
+        self._adapters = adapters_of(config.lora, facts)
         self._generation_config = generation_config
         self._config = config.model
         self._ranks_by_priority = config.scheduler.scheduling_policy == "priority"
@@ -100,6 +103,7 @@ class InputProcessor:
         priority: int | None = None,
         arrival_time: float | None = None,
         reasoning_end_ids: tuple[int, ...] = (),
+        lora_request: LoRARequest | None = None,
     ) -> PreparedRequest:
         """Check a request and turn it into tokens. RequestError for one that cannot be served."""
         choices = self.process(
@@ -109,6 +113,7 @@ class InputProcessor:
             priority=priority or 0,
             arrival_time=arrival_time,
             reasoning_end_ids=reasoning_end_ids,
+            lora_request=lora_request,
         )
         return PreparedRequest(request_id, prompt_text(prompt), choices)
 
@@ -193,6 +198,7 @@ class InputProcessor:
         priority: int = 0,
         arrival_time: float | None = None,
         reasoning_end_ids: tuple[int, ...] = (),
+        lora_request: LoRARequest | None = None,
     ) -> list[EngineCoreRequest]:
         """Return the requests, one per choice, that ``prompt`` comes to.
 
@@ -208,6 +214,7 @@ class InputProcessor:
         checked = self._read_prompt(prompt, priority)
         sampling = self._resolve(params, len(checked.token_ids), reasoning_end_ids)
         request = _core_request(request_id, checked, sampling, arrival_time)
+        request.adapter = self._adapters.find(lora_request)
         if params.n == 1:
             return [request]
         return [
