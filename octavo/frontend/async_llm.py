@@ -67,7 +67,9 @@ class AsyncLLM:
         self._outputs = output_processor
         self._admission = admission or Admission()
         self._request_timeout_s = request_timeout_s
-        self._statistics = Statistics(RequestStats(client.info.max_model_len), stat_loggers)
+        self._statistics = Statistics(
+            RequestStats(client.info.max_model_len, max_loras=client.info.plan.max_loras), stat_loggers
+        )
         self._slots: dict[OpenRequest, _OutputSlot] = {}
         self._request_ids = itertools.count()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -169,6 +171,11 @@ class AsyncLLM:
         )
         self.check_admission(prepared)
         return prepared
+
+    async def add_lora(self, lora_request: LoRARequest) -> None:
+        """Check an adapter and have it in memory before the first request. Raises RequestError, EngineError."""
+        adapter = await asyncio.to_thread(self._inputs.find_adapter, lora_request)
+        await self.call("load_adapter", adapter)
 
     async def encode(
         self,

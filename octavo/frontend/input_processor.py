@@ -21,7 +21,7 @@ from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.util.lazy import resolve
 from octavo.words.errors import RequestError
 from octavo.words.inputs import PromptType
-from octavo.words.lora import LoRARequest
+from octavo.words.lora import Adapter, LoRARequest
 from octavo.words.messages import EngineCoreRequest, ResolvedSampling
 from octavo.words.model_facts import ModelFacts
 from octavo.words.pooling_params import PoolingParams
@@ -116,6 +116,10 @@ class InputProcessor:
             lora_request=lora_request,
         )
         return PreparedRequest(request_id, prompt_text(prompt), choices)
+
+    def find_adapter(self, lora_request: LoRARequest) -> Adapter | None:
+        """The adapter of a LoRARequest as its files are now. Raises RequestError for one that cannot be used."""
+        return self._adapters.find(lora_request)
 
     def prepare_pooling(
         self,

@@ -53,7 +53,9 @@ class LLMEngine:
         self._client = client
         self._inputs = input_processor
         self._outputs = output_processor
-        self._statistics = Statistics(RequestStats(client.info.max_model_len), stat_loggers)
+        self._statistics = Statistics(
+            RequestStats(client.info.max_model_len, max_loras=client.info.plan.max_loras), stat_loggers
+        )
         self._spans: Spans = NO_SPANS
 
     @classmethod

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from octavo import LLM, LoRARequest, RequestOutput, SamplingParams
+from octavo.words.errors import RequestError
 from tests.tiny_adapters import save_merged, save_tiny_adapter
 from tests.tiny_models import VOCAB_SIZE, oracle, oracle_logits, save_tiny_model
 

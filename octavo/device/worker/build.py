@@ -47,7 +47,7 @@ from octavo.words.errors import ConfigError
 from octavo.words.model_facts import ModelFacts
 
 # What linear layers and what the vocabulary are quantised to by the Plan's name; None: as a GGUF file stores them.
-QUANTIZED_FORMATS = {"gguf": (None, None), "int8": ("int8", "int8"), "int4": ("Q4_0", "int8")}
+QUANTIZED_FORMATS = {"gguf": (None, None), "int8": ("int8", "int8"), "int4": ("Q4_1", "int8")}
 MOST_CAPTURED_ROWS = 64
 logger = logging.getLogger(__name__)
 
