@@ -64,10 +64,10 @@ class AdapterFolders:
         if not isinstance(request, LoRARequest):
             name = "lora_request"
             raise RequestError(f"{name} must be a LoRARequest, got {type(request).__name__}.", param=name)
-        folder = Path(request.lora_path).expanduser().resolve()
         try:
+            folder = Path(request.lora_path).expanduser().resolve()
             return Adapter(request.lora_name, str(folder), self._content_hash(folder))
-        except (CheckpointError, UnsupportedError) as error:
+        except (CheckpointError, UnsupportedError, OSError, ValueError, RuntimeError) as error:  # or no path at all
             raise RequestError(f"adapter {request.lora_name!r}: {error}", param="lora_request") from error
 
     def _content_hash(self, folder: Path) -> str:

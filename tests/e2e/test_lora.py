@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,8 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from octavo import LLM, LoRARequest, RequestOutput, SamplingParams
+from octavo import LLM, AsyncLLM, EngineArgs, LoRARequest, RequestOutput, SamplingParams
+from octavo.engine.supervisor import Supervisor
 from octavo.words.errors import RequestError
+from octavo.words.sampling_params import RequestOutputKind
 from tests.tiny_adapters import save_merged, save_tiny_adapter
 from tests.tiny_models import VOCAB_SIZE, oracle, oracle_logits, save_tiny_model
 
@@ -140,6 +145,42 @@ def test_more_adapters_than_slots_wait_for_each_other_and_the_least_recently_use
         found = counters(llm)
         assert found["slot_evictions"] > 0 and found["memory_evictions"] > 0
         assert found["loads"] > len(adapters)
+
+
+def test_a_request_keeps_its_adapter_when_its_core_dies(
+    llama: Path, adapters: list[LoRARequest], succ: Path, alone: list[Any]
+) -> None:
+    given = options_of(llama, succ, max_loras=4)
+    params = PARAMS.clone(max_tokens=60)
+    with LLM(**given) as llm:
+        expected = ask(llm, [None, *adapters], max_tokens=60)
+    assert [tokens[:8] for tokens, _ in expected] == [tokens for tokens, _ in alone]
+    engine = AsyncLLM.from_engine_args(EngineArgs(given.pop("model"), **given))
+    supervisor = engine.client
+    assert isinstance(supervisor, Supervisor)
+    first_pid = supervisor.pid
+
+    async def answer(adapter: LoRARequest | None) -> Any:
+        num_outputs = 0
+        async for output in engine.generate(
+            {"prompt_token_ids": PROMPT}, params.clone(output_kind=RequestOutputKind.CUMULATIVE), lora_request=adapter
+        ):
+            num_outputs += 1
+            if adapter is adapters[0] and num_outputs == 5:
+                os.kill(first_pid, signal.SIGKILL)
+            last = output
+        return said(last)
+
+    async def run() -> list[Any]:
+        return list(await asyncio.wait_for(asyncio.gather(*map(answer, [None, *adapters])), 60))
+
+    try:
+        assert asyncio.run(run()) == expected
+        assert supervisor.pid != first_pid
+        assert (supervisor.stats.restarts, supervisor.stats.convictions) == (1, 0)
+        assert supervisor.stats.replays >= 1
+    finally:
+        engine.shutdown()
 
 
 def num_hits(llm: LLM) -> float:
