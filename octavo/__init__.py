@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from octavo.words.outputs import PoolingRequestOutput as PoolingRequestOutput
     from octavo.words.outputs import RequestOutput as RequestOutput
     from octavo.words.pooling_params import PoolingParams as PoolingParams
+    from octavo.words.repetition_detection import RepetitionDetectionParams as RepetitionDetectionParams
     from octavo.words.sampling_params import SamplingParams as SamplingParams
     from octavo.words.structured_outputs import StructuredOutputParams as StructuredOutputParams
 
@@ -37,6 +38,7 @@ _HOMES = {
     "RequestOutput": "octavo.words.outputs",
     "PoolingParams": "octavo.words.pooling_params",
     "PoolingRequestOutput": "octavo.words.outputs",
+    "RepetitionDetectionParams": "octavo.words.repetition_detection",
     "SamplingParams": "octavo.words.sampling_params",
     "StructuredOutputParams": "octavo.words.structured_outputs",
     "TextPrompt": "octavo.words.inputs",
@@ -44,8 +46,8 @@ _HOMES = {
 }
 
 __all__ = ["LLM", "AsyncLLM", "CompletionOutput", "EngineArgs", "EngineConfig", "LLMEngine", "LoRARequest",
-           "PoolingParams", "PoolingRequestOutput", "RequestOutput",
-           "SamplingParams", "StructuredOutputParams", "TextPrompt", "TokensPrompt", "__version__"]  # fmt: skip
+           "PoolingParams", "PoolingRequestOutput", "RepetitionDetectionParams", "RequestOutput", "SamplingParams",
+           "StructuredOutputParams", "TextPrompt", "TokensPrompt", "__version__"]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -14,6 +14,7 @@ SAID = {
     "chat.py": "assistant: ",
     "prefix_caching.py": "from the cache",
     "lora.py": "made-up: ",
+    "own_logits_processor.py": "",
     "structured_output.py": "France {'city': 'Paris', 'continent': 'Europe'}",
 }
 

@@ -56,9 +56,9 @@ class ModelRunner:
     ) -> None:
         self._model = model
         self.graphs = graphs
-        self._head = head
         self.adapters = adapters or NoAdapters()
         self._holders = (*holders, self.adapters)
+        self.head = head
         self._max_num_requests = max_num_requests
         self._max_num_tokens = max_num_tokens
         self.spans: Spans = NO_SPANS
@@ -142,7 +142,7 @@ class ModelRunner:
         """Finish a step: tokens for the requests that are done with their known ones, and guesses for the next step."""
         if step.batch is None or step.hidden is None:
             return ModelRunnerOutput(step_id=step.step_id, request_ids=[], sampled_token_ids=[])
-        output = self._head.finish(step.hidden, step.batch, self._table, grammar_masks)
+        output = self.head.finish(step.hidden, step.batch, self._table, grammar_masks)
         output.failed |= self.adapters.take_failed()
         if self.spans.detailed and len(step.batch.sampled):
             self.spans.extend(self.graphs.logits_spans())
