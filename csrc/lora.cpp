@@ -55,6 +55,16 @@ LowRankUpdate::LowRankUpdate(NumberType type, const void* a, const void* b, std:
 std::size_t LowRankUpdate::padded_rank() const { return padded(rank_); }
 std::size_t LowRankUpdate::num_panels() const { return divide_up(num_columns_, kLoraLanes); }
 
+// Results of the first product: of each tile and projection a row of `lanes` numbers for each of the tile's rows.
+struct LoraSlots::LowNumbers {
+    float* numbers;
+    std::size_t num_parts, lanes;
+
+    float* of(std::size_t tile, std::size_t part, std::size_t row) const {
+        return numbers + ((tile * num_parts + part) * kMostLoraRows + row) * lanes;
+    }
+};
+
 // Rows of one slot, up to kMostLoraRows.
 struct LoraSlots::Tile {
     std::size_t slot, num_rows;
@@ -64,9 +74,12 @@ struct LoraSlots::Tile {
 LoraSlots::LoraSlots(NumberType type, std::size_t num_slots, std::size_t k, std::vector<std::size_t> columns_of_parts)
     : type_(type), num_slots_(num_slots), k_(k), columns_(std::move(columns_of_parts)),
       updates_(num_slots * columns_.size()) {
-    for (const std::size_t columns : columns_) {
+    for (std::size_t part = 0; part < columns_.size(); ++part) {
         first_column_.push_back(width_);
-        width_ += columns;
+        width_ += columns_[part];
+        for (std::size_t panel = 0; panel * kLoraLanes < columns_[part]; panel += kPanelsPerTask) {
+            chunks_.push_back({part, panel});
+        }
     }
 }
 
@@ -109,49 +122,47 @@ void LoraSlots::run(ThreadPool& pool, const void* x, const std::int32_t* row_slo
     const std::vector<Tile> tiles = tiles_of(row_slots, num_rows);
     if (tiles.empty()) return;
     lora_counter.add();
-    const std::size_t num_parts = columns_.size(), lanes = most_padded_rank(), item = item_bytes(type_);
-    const bool is_half = type_ == NumberType::bfloat16;
-    const LoraKernels& kernels = kKernels.active();
-    float* low = scratch(tiles.size() * num_parts * kMostLoraRows * lanes);
-    const auto low_of = [=](std::size_t tile, std::size_t part, std::size_t row) {
-        return low + ((tile * num_parts + part) * kMostLoraRows + row) * lanes;
-    };
+    const std::size_t num_parts = columns_.size(), lanes = most_padded_rank();
+    const LowNumbers low{scratch(tiles.size() * num_parts * kMostLoraRows * lanes), num_parts, lanes};
+    shrink(pool, tiles, x, low);
+    expand(pool, tiles, low, y);
+}
 
-    pool.run(tiles.size() * num_parts, [&](std::size_t index, int) {
-        const std::size_t at = index / num_parts, part = index % num_parts;
-        const Tile& tile = tiles[at];
+void LoraSlots::shrink(ThreadPool& pool, const std::vector<Tile>& tiles, const void* x, const LowNumbers& low) const {
+    const auto kernel = kKernels.active().shrink[type_ == NumberType::bfloat16];
+    const std::size_t row_bytes = k_ * item_bytes(type_);
+    pool.run(tiles.size() * columns_.size(), [&](std::size_t task, int) {
+        const std::size_t index = task / columns_.size(), part = task % columns_.size();
+        const Tile& tile = tiles[index];
         const LowRankUpdate* found = update(tile.slot, part);
         if (!found) return;
         const void* inputs[kMostLoraRows];
         float* outputs[kMostLoraRows];
         for (std::size_t row = 0; row < tile.num_rows; ++row) {
-            inputs[row] = static_cast<const char*>(x) + tile.rows[row] * k_ * item;
-            outputs[row] = low_of(at, part, row);
+            inputs[row] = static_cast<const char*>(x) + tile.rows[row] * row_bytes;
+            outputs[row] = low.of(index, part, row);
         }
-        kernels.shrink[is_half]({inputs, outputs, found->a(), tile.num_rows, k_, found->padded_rank(), found->scale()});
+        kernel({inputs, outputs, found->a(), tile.num_rows, k_, found->padded_rank(), found->scale()});
     });
+}
 
-    std::vector<std::size_t> part_of, panel_of;  // by task of a tile
-    for (std::size_t part = 0; part < num_parts; ++part) {
-        for (std::size_t panel = 0; panel * kLoraLanes < columns_[part]; panel += kPanelsPerTask) {
-            part_of.push_back(part);
-            panel_of.push_back(panel);
-        }
-    }
-    pool.run(tiles.size() * part_of.size(), [&](std::size_t index, int) {
-        const std::size_t at = index / part_of.size(), task = index % part_of.size(), part = part_of[task];
-        const Tile& tile = tiles[at];
+void LoraSlots::expand(ThreadPool& pool, const std::vector<Tile>& tiles, const LowNumbers& low, void* y) const {
+    const auto kernel = kKernels.active().expand[type_ == NumberType::bfloat16];
+    pool.run(tiles.size() * chunks_.size(), [&](std::size_t task, int) {
+        const std::size_t index = task / chunks_.size();
+        const auto [part, first_panel] = chunks_[task % chunks_.size()];
+        const Tile& tile = tiles[index];
         const LowRankUpdate* found = update(tile.slot, part);
         if (!found) return;
         const float* inputs[kMostLoraRows];
         void* outputs[kMostLoraRows];
         for (std::size_t row = 0; row < tile.num_rows; ++row) {
-            inputs[row] = low_of(at, part, row);
-            outputs[row] = static_cast<char*>(y) + (tile.rows[row] * width_ + first_column_[part]) * item;
+            inputs[row] = low.of(index, part, row);
+            const std::size_t number = tile.rows[row] * width_ + first_column_[part];
+            outputs[row] = static_cast<char*>(y) + number * item_bytes(type_);
         }
-        const std::size_t last = std::min(panel_of[task] + kPanelsPerTask, found->num_panels());
-        kernels.expand[is_half]({outputs, inputs, found->b(), tile.num_rows, found->rank(), found->num_columns(),
-                                 panel_of[task], last});
+        const std::size_t last = std::min(first_panel + kPanelsPerTask, found->num_panels());
+        kernel({outputs, inputs, found->b(), tile.num_rows, found->rank(), found->num_columns(), first_panel, last});
     });
 }
 
