@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,4 +65,17 @@ def save_merged(folder: Path, model: Path, adapter: Path) -> Path:
     for file in model.glob("*.json"):
         (folder / file.name).write_bytes(file.read_bytes())
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def save_adapter_of_shapes(
+    folder: Path, shapes: Mapping[str, tuple[int, int]], *, rank: int = 8, seed: int = 0, size: float = 0.02
+) -> Path:
+    """Write a random adapter of projections of these (out_features, in_features) into ``folder`` and return it."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors: dict[str, Tensor] = {}
+    for name, (out_features, in_features) in shapes.items():
+        for side, shape in (("A", (rank, in_features)), ("B", (out_features, rank))):
+            tensors[f"{PREFIX}{name}.lora_{side}.weight"] = torch.randn(shape, generator=generator) * size
+    write_adapter(folder, tensors, {"r": rank, "lora_alpha": 2 * rank})
     return folder

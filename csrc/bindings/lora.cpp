@@ -44,7 +44,7 @@ void bind_lora(nb::module_& m) {
     m.def("pack_low_rank", &pack, nb::arg("a"), nb::arg("b"), nb::arg("rank"), nb::arg("k"), nb::arg("num_columns"),
           nb::arg("scale"), nb::arg("is_bfloat16"),
           "Copy a [rank, k] and b [num_columns, rank], float32 or bfloat16, into the kernels' layout.");
-    nb::class_<LoraSlots>(m, "LoraSlots", "The adapters that a layer, of one or several stacked projections, has at hand.")
+    nb::class_<LoraSlots>(m, "LoraSlots", "The adapters that a layer of one or several projections has at hand.")
         .def("__init__", &construct, nb::arg("num_slots"), nb::arg("k"), nb::arg("columns_of_parts"),
              nb::arg("is_bfloat16"))
         .def("put", &put, nb::arg("slot"), nb::arg("part"), nb::arg("update").none(),

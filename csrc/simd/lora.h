@@ -1,5 +1,5 @@
 // Low-rank updates of a projection (LoRA), y += scale * (x A^T) B^T, as each instruction set gives them. A row's result
-// depends on that row and its adapter alone: a number is one ascending chain of fused multiply-adds, then scaled or added
+// depends on that row and its adapter alone: a number is one ascending chain of fused multiply-adds, and scaled or added
 // once.
 #pragma once
 

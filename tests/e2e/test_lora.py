@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from octavo import LLM, AsyncLLM, EngineArgs, LoRARequest, RequestOutput, SamplingParams
+from octavo.checkpoint.adapter import projection_shapes
 from octavo.engine.supervisor import Supervisor
 from octavo.words.errors import RequestError
 from octavo.words.sampling_params import RequestOutputKind
-from tests.tiny_adapters import save_merged, save_tiny_adapter
+from tests.tiny_adapters import save_adapter_of_shapes, save_merged, save_tiny_adapter
 from tests.tiny_models import VOCAB_SIZE, oracle, oracle_logits, save_tiny_model
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=3, detokenize=False)
@@ -259,3 +260,19 @@ def test_in_bfloat16_a_mixed_batch_answers_as_each_alone(
         assert mixed == [ask(llm, [adapter])[0] for adapter in [None, *adapters]]
     with LLM(**{**options, "enable_lora": False}) as llm:
         assert ask(llm, [None]) == mixed[:1]
+
+
+def test_weights_in_gguf_blocks_take_adapters(smollm2: str, tmp_path: Path) -> None:
+    pytest.importorskip("octavo._native", reason="built without the native module")
+    common: dict[str, Any] = {"model": smollm2, "max_model_len": 128, "enable_prefix_caching": False}
+    with LLM(**common) as llm:
+        assert llm.info.plan.quantization == "gguf"
+        (plain,) = ask(llm, [None], max_tokens=4)
+    with LLM(**common, enable_lora=True, max_loras=2) as llm:
+        shapes = projection_shapes(llm.info.facts)
+        folders = [save_adapter_of_shapes(tmp_path / str(seed), shapes, seed=seed) for seed in range(2)]
+        asked = [None, *map(_named, folders)]
+        alone = [ask(llm, [adapter], max_tokens=4)[0] for adapter in asked]
+        assert alone[0] == plain
+        assert len({str(each) for each in alone}) == 3
+        assert ask(llm, asked * 2, max_tokens=4) == alone * 2
