@@ -21,7 +21,7 @@ from tests.tiny_adapters import save_adapter_of_shapes, save_merged, save_tiny_a
 from tests.tiny_models import VOCAB_SIZE, oracle, oracle_logits, save_tiny_model
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=3, detokenize=False)
-PROMPT = [(7 * i) % 300 + 3 for i in range(40)]
+PROMPT = [(7 * i) % 300 + 3 for i in range(44)]
 
 
 def options_of(model: Path, tokenizer: Path, **more: Any) -> dict[str, Any]:
