@@ -62,7 +62,7 @@ def test_rank_stabilised_adapters_are_scaled_by_the_root_of_the_rank(adapter: Pa
 def test_patterns_give_projections_their_own_rank_and_alpha(model: Path, tmp_path: Path) -> None:
     adapter = save_tiny_adapter(tmp_path / "a", model, rank=4, alpha=8.0)
     change(adapter, r=2, rank_pattern={"q_proj": 4}, alpha_pattern={"model.layers.1.mlp.up_proj": 1.0})
-    with pytest.raises(CheckpointError, match=r"k_proj.*shape \[4, 48\]; this model and rank 2 need \[2, 48\]"):
+    with pytest.raises(CheckpointError, match=r"down_proj.*shape \[4, 80\]; this model and rank 2 need \[2, 80\]"):
         read(adapter, model)
     names = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     change(adapter, rank_pattern=dict.fromkeys(names, 4))
