@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from octavo import LLM, AsyncLLM, EngineArgs, LoRARequest, RequestOutput, SamplingParams
+from octavo import LLM, AsyncLLM, EngineArgs, LoRARequest, RequestOutput, SamplingParams, StructuredOutputParams
 from octavo.checkpoint.adapter import projection_shapes
 from octavo.engine.supervisor import Supervisor
 from octavo.words.errors import RequestError
@@ -276,3 +276,34 @@ def test_weights_in_gguf_blocks_take_adapters(smollm2: str, tmp_path: Path) -> N
         assert alone[0] == plain
         assert len({str(each) for each in alone}) == 3
         assert ask(llm, asked * 2, max_tokens=4) == alone * 2
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"temperature": 1.1, "seed": 5, "n": 3, "top_p": 0.9},
+        {"structured_outputs": StructuredOutputParams(regex="[a-f]{3,9}"), "ignore_eos": False, "max_tokens": 20},
+        {"prompt_logprobs": 2, "logprobs": 1, "presence_penalty": 0.5, "repetition_penalty": 1.2},
+    ],
+    ids=["n=3", "structured", "logprobs"],
+)
+def test_other_features_work_with_adapters_as_without(
+    llama: Path, adapters: list[LoRARequest], succ: Path, asked: dict[str, Any]
+) -> None:
+    pytest.importorskip("octavo._native", reason="built without the native module")
+    params = PARAMS.clone(**asked)
+
+    def answer(llm: LLM, given: list[LoRARequest | None]) -> list[Any]:
+        prompts = [{"prompt_token_ids": PROMPT} for _ in given]
+        outputs = llm.generate(prompts, params, use_tqdm=False, lora_request=given)
+        return [
+            ([(each.token_ids, each.cumulative_logprob, each.error) for each in output.outputs], output.prompt_logprobs)
+            for output in outputs
+        ]
+
+    given = [None, *adapters]
+    with LLM(**options_of(llama, succ, max_loras=4, **CROWDED)) as llm:
+        together = answer(llm, given)
+        assert llm.reset_prefix_cache()
+        assert together == [answer(llm, [one])[0] for one in given]
+    assert len({str(each) for each in together}) == len(given)
