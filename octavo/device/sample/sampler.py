@@ -117,26 +117,43 @@ class Sampler:
             [row for row, slot in enumerate(batch.slots) if slot in self._num_logprobs] if self._num_logprobs else []
         )
         raw = logits[asking] if asking and not self._processed_logprobs else None
+        raw_totals = self._log_totals(logits, batch)
         changed = [processor.apply(logits, batch) for processor in self._processors]
         if any(changed):
             problem = "the logits after the request's own constraints"
             failed = self._chooser.unusable_rows(logits, problem) | failed
         if self._refused:
             failed |= {row: self._refused[slot] for row, slot in enumerate(batch.slots) if slot in self._refused}
-        candidates = self._candidates(logits, batch) if self._num_candidates else {}
+        candidates = self._candidates(logits, batch, raw_totals)
         # In processed mode, the logits then hold what the tokens were chosen from.
         token_ids = self._chooser.choose(logits, self._row_choices(batch), keep_logits=self._processed_logprobs)
         rows = self._logprobs(logits[asking] if raw is None else raw, token_ids, asking, batch) if asking else {}
         rows |= candidates
         return SamplerOutput(token_ids.tolist(), [rows.get(row) for row in range(len(batch.slots))], failed)
 
-    def _candidates(self, logits: Tensor, batch: SamplingBatch) -> dict[int, LogprobsRow]:
-        """What may follow each beam, by the log-probabilities of what is allowed to."""
-        beams = [row for row, slot in enumerate(batch.slots) if slot in self._num_candidates]
-        if not beams:
+    def _beams(self, batch: SamplingBatch) -> list[int]:
+        if not self._num_candidates:
+            return []
+        return [row for row, slot in enumerate(batch.slots) if slot in self._num_candidates]
+
+    def _log_totals(self, logits: Tensor, batch: SamplingBatch) -> Tensor | None:
+        """What log-probabilities of beams are relative to: the logits before anything is left out."""
+        beams = self._beams(batch)
+        return logits[beams].logsumexp(dim=-1) if beams else None
+
+    def _candidates(self, logits: Tensor, batch: SamplingBatch, raw_totals: Tensor | None) -> dict[int, LogprobsRow]:
+        """What may follow each beam: the best of what is allowed, by the model's own log-probabilities."""
+        if raw_totals is None:
             return {}
+        beams = self._beams(batch)
         most, chosen_from = [self._num_candidates[batch.slots[row]] for row in beams], logits[beams]
-        return dict(zip(beams, self._chooser.logprob_rows(chosen_from, best_ids(chosen_from), most), strict=True))
+        rows = self._chooser.logprob_rows(chosen_from, best_ids(chosen_from), most)
+        left_out = (chosen_from.logsumexp(dim=-1) - raw_totals).tolist()
+        shifted = [
+            LogprobsRow(row.token_ids, [logprob + shift for logprob in row.logprobs], row.rank)
+            for row, shift in zip(rows, left_out, strict=True)
+        ]
+        return dict(zip(beams, shifted, strict=True))
 
     def counters(self) -> dict[str, int]:
         """How often since start rows were forced to end their thoughts, and each processor of the user changed any."""
