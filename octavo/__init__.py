@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from octavo.words.beam_search import BeamSearchParams as BeamSearchParams
     from octavo.words.inputs import TextPrompt as TextPrompt
     from octavo.words.inputs import TokensPrompt as TokensPrompt
+    from octavo.words.lora import LoRARequest as LoRARequest
     from octavo.words.outputs import CompletionOutput as CompletionOutput
     from octavo.words.outputs import PoolingRequestOutput as PoolingRequestOutput
     from octavo.words.outputs import RequestOutput as RequestOutput
@@ -39,6 +40,7 @@ _HOMES = {
     "EngineConfig": "octavo.config.engine_config",
     "LLM": "octavo.frontend.llm",
     "LLMEngine": "octavo.frontend.llm_engine",
+    "LoRARequest": "octavo.words.lora",
     "RequestOutput": "octavo.words.outputs",
     "PoolingParams": "octavo.words.pooling_params",
     "PoolingRequestOutput": "octavo.words.outputs",
@@ -49,8 +51,8 @@ _HOMES = {
     "TokensPrompt": "octavo.words.inputs",
 }
 
-__all__ = ["LLM", "AsyncLLM", "BeamSearch", "BeamSearchOutput", "BeamSearchParams", "CompletionOutput",
-            "EngineArgs", "EngineConfig", "LLMEngine", "PoolingParams",
+__all__ = ["LLM", "AsyncLLM", "BeamSearch", "BeamSearchOutput", "BeamSearchParams", "CompletionOutput", "EngineArgs",
+           "EngineConfig", "LLMEngine", "LoRARequest", "PoolingParams",
            "PoolingRequestOutput", "RepetitionDetectionParams", "RequestOutput", "SamplingParams",
            "StructuredOutputParams", "TextPrompt", "TokensPrompt", "__version__"]  # fmt: skip
 

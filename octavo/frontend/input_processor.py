@@ -16,11 +16,13 @@ import msgspec
 
 from octavo.checkpoint.generation_config import GenerationConfig, end_token_ids
 from octavo.config.engine_config import EngineConfig
+from octavo.frontend.adapters import adapters_of
 from octavo.tokenizer.reasoning_style import ReasoningStyle, style_of_template
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.util.lazy import resolve
 from octavo.words.errors import RequestError
 from octavo.words.inputs import PromptType
+from octavo.words.lora import Adapter, LoRARequest
 from octavo.words.messages import EngineCoreRequest, ResolvedSampling, Thinking
 from octavo.words.model_facts import ModelFacts
 from octavo.words.pooling_params import PoolingParams
@@ -81,6 +83,7 @@ class InputProcessor:
         self._hidden_size = facts.hidden_size
         self._num_labels = facts.num_labels
         self._runner = runner
+        self._adapters = adapters_of(config.lora, facts)
         self._generation_config = generation_config
         self._config = config.model
         self._speculates = config.speculation.speculative_method != "none"
@@ -109,6 +112,7 @@ class InputProcessor:
         priority: int | None = None,
         arrival_time: float | None = None,
         reasoning_end_ids: tuple[int, ...] = (),
+        lora_request: LoRARequest | None = None,
         reasoning_style: ReasoningStyle | None = None,
     ) -> PreparedRequest:
         """Check a request and turn it into tokens. RequestError for one that cannot be served."""
@@ -119,9 +123,14 @@ class InputProcessor:
             priority=priority or 0,
             arrival_time=arrival_time,
             reasoning_end_ids=reasoning_end_ids,
+            lora_request=lora_request,
             reasoning_style=reasoning_style,
         )
         return PreparedRequest(request_id, prompt_text(prompt), choices)
+
+    def find_adapter(self, lora_request: LoRARequest) -> Adapter | None:
+        """The adapter of a LoRARequest as its files are now. Raises RequestError for one that cannot be used."""
+        return self._adapters.find(lora_request)
 
     def prepare_pooling(
         self,
@@ -204,6 +213,7 @@ class InputProcessor:
         priority: int = 0,
         arrival_time: float | None = None,
         reasoning_end_ids: tuple[int, ...] = (),
+        lora_request: LoRARequest | None = None,
         reasoning_style: ReasoningStyle | None = None,
     ) -> list[EngineCoreRequest]:
         """Return the requests, one per choice, that ``prompt`` comes to.
@@ -224,6 +234,7 @@ class InputProcessor:
             thinking = self._thinking(checked.token_ids, reasoning_style)
             sampling = msgspec.structs.replace(sampling, thinking=thinking)
         request = _core_request(request_id, checked, sampling, arrival_time)
+        request.adapter = self._adapters.find(lora_request)
         if params.n == 1:
             return [request]
         choices = [
