@@ -144,6 +144,7 @@ class LLM:
         params: BeamSearchParams,
         *,
         use_tqdm: bool = False,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[BeamSearchOutput]:
         """The ``beam_width`` likeliest answers to each prompt, best first, as Transformers' beam search finds them.
 
@@ -160,7 +161,7 @@ class LLM:
             ignore_eos=params.ignore_eos,
             logprobs=0,
         )
-        outputs = self.generate(prompts, sampling, use_tqdm=use_tqdm)
+        outputs = self.generate(prompts, sampling, use_tqdm=use_tqdm, lora_request=lora_request)
         return [beam_search_output(output, search, self.get_tokenizer()) for output in outputs]
 
     def encode(

@@ -115,6 +115,7 @@ class BeamGroup:
             beam = branch.parent
             if beam in taken:
                 beam = spare.pop() if spare else self.new_beam()
+                beam.candidates = None
                 fork(branch.parent.request, beam.request)
             taken.add(beam)
             grown.append((beam, branch, branch.parent.rows))

@@ -533,8 +533,8 @@ class Scheduler:
         if request.status is PREEMPTED:
             return  # It waits, and is computed anew.
         has_seat = request.status is RUNNING or len(self.running) < self.limits.max_num_seqs
-        copies = self.kv_cache.fork(parent, request) if has_seat and parent.status is RUNNING else None
-        if copies is not None:
+        may_run = has_seat and parent.status is RUNNING and not is_held(request, self.gates)
+        if may_run and (copies := self.kv_cache.fork(parent, request)) is not None:
             self._block_copies += copies
             request.num_computed_tokens = parent.num_computed_tokens
             if request.status is not RUNNING:
