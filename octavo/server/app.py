@@ -10,6 +10,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp
 
 from octavo import __version__
@@ -66,6 +67,9 @@ def words_of(listed: str | None) -> list[str]:
 
 
 def _add_route(app: FastAPI, route: Route) -> None:
+    """Starlette answers, FastAPI describes: what stands first is found, and none of FastAPI's own work is needed."""
+    plain = StarletteRoute(route.path, route.endpoint, methods=list(route.methods), include_in_schema=False)
+    app.router.routes.append(plain)
     for method in route.methods:
         app.add_api_route(
             route.path,
