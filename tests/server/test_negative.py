@@ -252,3 +252,25 @@ def test_parallel_tokenising_and_chatting(server: RunningServer) -> None:  # DT0
 
     with ThreadPoolExecutor(16) as pool:
         assert set(pool.map(ask, range(64))) == {200}
+
+
+@pytest.mark.parametrize(
+    ("content", "word"), [("raise", "roles must alternate"), ("divide", "division by zero"), ("undefined", "undefined")]
+)
+def test_a_template_that_fails_is_a_400_with_its_words(tool_server: RunningServer, content: str, word: str) -> None:
+    def ask(_: int) -> Any:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": content}]}
+        return tool_server.client.post("/v1/chat/completions", json=body)
+
+    with ThreadPoolExecutor(10) as pool:  # TC14
+        for answer in pool.map(ask, range(20)):
+            assert answer.status_code == 400 and word in answer.json()["error"]["message"], answer.text
+    assert tool_server.is_alive()
+
+
+def test_a_prompt_that_can_never_fit_is_told_so_and_delays_nobody(tool_server: RunningServer) -> None:  # PC05
+    answer = tool_server.complete("A" * 900, max_tokens=4)
+    assert answer.status_code == 400 and "640" in answer.json()["error"]["message"], answer.text
+    assert tool_server.complete("ABCD", max_tokens=1).status_code == 200
+    assert tool_server.complete([65] * 639, max_tokens=1, ignore_eos=True).status_code == 200
+    assert tool_server.complete([65] * 640, max_tokens=1, ignore_eos=True).status_code == 400
