@@ -127,14 +127,13 @@ def server(succ: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run
 
 @pytest.fixture(scope="session")
 def tool_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """One whose template shows tools, may open thoughts and may fail, under names that suites expect of models which
-    think. Its cache holds 640 tokens, fewer than the model is long."""
+    """One whose template shows tools, may open thoughts and may fail; its names are those of models that think."""
     folder = tmp_path_factory.mktemp("tools")
     (folder / "template.jinja").write_text(TOOL_TEMPLATE)
     names = ",".join((MODEL, *THINKING_NAMES))
     options = (
         "--chat-template", str(folder / "template.jinja"), "--served-model-name", names,
-        "--block-size", "16", "--num-gpu-blocks-override", "41",
+        "--max-model-len", "4096",
     )  # fmt: skip
     server = RunningServer(make_succ(folder / "succ", second_after=ENDS_STRINGS), folder / "log", *options)
     try:

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -268,9 +269,14 @@ def test_a_template_that_fails_is_a_400_with_its_words(tool_server: RunningServe
     assert tool_server.is_alive()
 
 
-def test_a_prompt_that_can_never_fit_is_told_so_and_delays_nobody(tool_server: RunningServer) -> None:  # PC05
-    answer = tool_server.complete("A" * 900, max_tokens=4)
-    assert answer.status_code == 400 and "640" in answer.json()["error"]["message"], answer.text
-    assert tool_server.complete("ABCD", max_tokens=1).status_code == 200
-    assert tool_server.complete([65] * 639, max_tokens=1, ignore_eos=True).status_code == 200
-    assert tool_server.complete([65] * 640, max_tokens=1, ignore_eos=True).status_code == 400
+def test_a_prompt_that_can_never_fit_is_told_so_and_delays_nobody(succ: Path, tmp_path: Path) -> None:  # PC05
+    server = RunningServer(succ, tmp_path / "log", "--block-size", "16", "--num-gpu-blocks-override", "41")
+    try:
+        server.wait_until_ready()
+        answer = server.complete("A" * 900, max_tokens=4)
+        assert answer.status_code == 400 and "640" in answer.json()["error"]["message"], answer.text
+        assert server.complete("ABCD", max_tokens=1).status_code == 200
+        assert server.complete([65] * 639, max_tokens=1, ignore_eos=True).status_code == 200
+        assert server.complete([65] * 640, max_tokens=1, ignore_eos=True).status_code == 400
+    finally:
+        server.stop()

@@ -101,7 +101,7 @@ def test_streams_go_on_while_a_long_prompt_is_read(server: RunningServer) -> Non
                     return
 
     is_over: list[bool] = []
-    ids = [7 + number % 900 for number in range(3000)]
+    ids = [7 + number % 900 for number in range(1600)]
     with ThreadPoolExecutor(1) as pool:
         following = pool.submit(follow)
         while not moments:
