@@ -1,7 +1,7 @@
 """llama.cpp, by its own benchmarks: llama-bench for one stream, llama-batched-bench for many.
 
-They time prompt and output apart; what the report tells is both together, as for every other engine. Prompts are
-random in them too. A shared prefix with something after it is not among what they can do.
+Prompt and output are timed together, as for every other engine. Prompts are random in them too. A shared prefix with
+something after it is not among what they can do.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from typing import Any
 
 from workloads import STARTUP, Workload
 
+KV_CACHE: dict[str, tuple[str, ...]] = {"auto": (), "int8": ("-ctk", "q8_0", "-ctv", "q8_0", "-fa", "1")}
+
 
 class LlamaCpp:
     def __init__(self, order: dict[str, Any]) -> None:
         self._bin = Path(order["options"]["bin"])
         self._model = order["model"]
         self._threads = str(order["num_threads"])
+        self._cache = KV_CACHE[order["options"]["kv_cache"]]
         self.version = ""
 
     def startup(self, began: float) -> float:
@@ -34,8 +37,8 @@ class LlamaCpp:
         return self._one(workload) if workload.num_requests == 1 else self._many(workload)
 
     def _one(self, workload: Workload) -> float:
-        rows = self._bench("-p", str(workload.input_len), "-n", str(workload.output_len))
-        return sum(row["avg_ns"] for row in rows) / 1e9
+        (row,) = self._bench("-p", "0", "-n", "0", "-pg", f"{workload.input_len},{workload.output_len}")
+        return float(row["avg_ns"]) / 1e9
 
     def _many(self, workload: Workload) -> float:
         number, own = workload.num_requests, workload.input_len + workload.output_len
@@ -54,7 +57,7 @@ class LlamaCpp:
         return rows
 
     def _run(self, program: str, *flags: str) -> str:
-        command = [str(self._bin / program), "-m", self._model, "-t", self._threads, *flags]
+        command = [str(self._bin / program), "-m", self._model, "-t", self._threads, *self._cache, *flags]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"{program} ended with {done.returncode}: {done.stderr[-300:]}")

@@ -57,6 +57,7 @@ class Workshop:
     environments: Environments
     models: Models
     dtype: str
+    kv_cache: str = "auto"
 
     def contestant(self, engine: str, precision: str) -> Contestant | None:
         """None where an engine does not have that precision. Raises SetupFailed."""
@@ -64,13 +65,14 @@ class Workshop:
         return make(precision)
 
     def _octavo(self, precision: str) -> Contestant:
-        options = {"16 bits": {"quantization": "none", "dtype": self.dtype}, "8 bits": {"quantization": "int8"}}
-        return Contestant(OURS, precision, Path(sys.executable), str(self.models.gguf), options.get(precision, {}))
+        weights = {"16 bits": {"quantization": "none", "dtype": self.dtype}, "8 bits": {"quantization": "int8"}}
+        options = {**weights.get(precision, {}), "kv_cache_dtype": self.kv_cache}
+        return Contestant(OURS, precision, Path(sys.executable), str(self.models.gguf), options)
 
     def _llama_cpp(self, precision: str) -> Contestant:
         kinds = {"16 bits": "BF16", "8 bits": "Q8_0"}
         model = self.models.requantized(kinds[precision]) if precision in kinds else self.models.gguf
-        options = {"bin": str(self.environments.llama_cpp())}
+        options = {"bin": str(self.environments.llama_cpp()), "kv_cache": self.kv_cache}
         return Contestant("llama.cpp", precision, Path(sys.executable), str(model), options)
 
     def _openvino(self, precision: str) -> Contestant | None:
@@ -99,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     environments = Environments(args.work_dir / "environments", jobs=args.jobs)
     caps = detect_caps("cpu")
     models = Models(Path(checkpoint.path), args.work_dir / "models", environments)
-    workshop = Workshop(environments, models, caps.fast_dtypes[0])
+    workshop = Workshop(environments, models, caps.fast_dtypes[0], args.kv_cache)
     failures: dict[str, str] = {}
     contestants = gather(workshop, args, failures)
     if args.setup_only:
@@ -123,6 +125,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--peers", type=_list(PEERS), default=PEERS, metavar="NAME,...", help=", ".join(PEERS))
     parser.add_argument("--precisions", type=_list(PRECISIONS), default=PRECISIONS, metavar="NAME,...")
     parser.add_argument("--workloads", type=_list(tuple(WORKLOADS)), default=DEFAULT, metavar="NAME,...")
+    parser.add_argument("--kv-cache", choices=("auto", "int8"), default="auto", help="of Octavo and llama.cpp (q8_0)")
     parser.add_argument("--rounds", type=int, default=2, help="turns of all engines; Octavo has one more (default: 2)")
     parser.add_argument("--minutes", type=float, default=120, help="no engine is started after this (default: 120)")
     parser.add_argument("--run-minutes", type=float, default=15, help="most that one run of an engine takes")

@@ -59,7 +59,10 @@ WORKLOADS = {
         Workload("batch64", "64 x 128+128", 64, 128, 128),
         Workload("prompts16", "16 x 1,024+8", 16, 1024, 8, metric="total tok/s"),
         Workload("shared32", "32 x (1,024 shared + 32) + 32", 32, 32, 32, prefix_len=1024, metric="s"),
+        Workload("prompt512", "one prompt of 512", 1, 512, 1, metric="input tok/s"),
+        Workload("context8k", "one prompt of 8,192 + 32", 1, 8192, 32, metric="s"),
+        Workload("context32k", "one prompt of 32,768 + 32", 1, 32_768, 32, metric="s"),
         Workload("tiny", "2 x 16+4, to try things out", 2, 16, 4),
     )
 }
-DEFAULT = tuple(name for name in WORKLOADS if name != "tiny")
+DEFAULT = ("startup", "single", "prompt", "batch8", "batch64", "prompts16", "shared32")

@@ -46,6 +46,7 @@ EXECUTORS = {
 TOKENIZER_LOADER = "octavo.frontend.load_tokenizer:load_tokenizer"
 GRAMMAR_BACKENDS = {"llguidance": "octavo.control.structured_output.backends.llguidance:LLGuidanceBackend"}
 WORKER_BUILDER = "octavo.device.worker.build:build_worker"
+ONE_BY_ONE = ("draft_model", "eagle")
 GIB = 1 << 30
 
 logger = logging.getLogger(__name__)
@@ -207,6 +208,9 @@ def _assemble(
         watermark=config.scheduler.watermark,
         max_steps_in_flight=plan.max_steps_in_flight,
         max_step_seconds=config.scheduler.max_step_ms / 1e3,
+        num_lookahead_tokens=plan.num_lookahead_tokens,
+        num_draft_tokens=plan.num_speculative_tokens,
+        drafts_one_by_one=plan.speculative_method in ONE_BY_ONE,
         adapt_drafts=config.speculation.adaptive_speculation,
     )
     hasher = make_block_hasher(kv_cache_config.hash_block_size) if plan.enable_prefix_caching else None

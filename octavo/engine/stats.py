@@ -103,6 +103,10 @@ def scheduler_metrics(scheduler: SchedulerStats) -> list[Metric]:
         Counter("vllm:spec_decode_num_drafts", scheduler.num_drafts),
         Counter("vllm:spec_decode_num_draft_tokens", scheduler.num_draft_tokens),
         Counter("vllm:spec_decode_num_accepted_tokens", scheduler.num_accepted_tokens),
+        *(
+            Counter("vllm:spec_decode_num_accepted_tokens_per_pos", number, {"position": str(position)})
+            for position, number in enumerate(scheduler.num_accepted_tokens_per_pos)
+        ),
         Counter("octavo:num_steps", scheduler.num_steps),
     ]
 

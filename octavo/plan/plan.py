@@ -16,6 +16,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     ``kernels`` is the backend of the ops (device/ops/table.py), ``cpu_isa`` the instruction set of native ones.
     ``graph_capture`` says whether the forward pass is recorded at warm-up and replayed in one call.
     ``num_speculative_tokens`` are the most drafts of a request in a step, 0 where ``speculative_method`` is none.
+    ``num_lookahead_tokens`` are slots behind a step's tokens that a drafter with a cache of its own fills.
     ``runner`` is generate or pooling. ``reasons`` maps each field's name to one line.
     """
 
@@ -42,6 +43,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     runner: str
     speculative_method: str
     num_speculative_tokens: int
+    num_lookahead_tokens: int
     reasons: dict[str, str]
 
     def explained(self) -> list[str]:

@@ -30,6 +30,7 @@ DEFAULT_MAX_NUM_SEQS = 128
 DEFAULT_NUM_LONG_REQUESTS = 4
 MIN_DEFAULT_KV_BYTES = 256 << 20
 
+DRAFTERS_WITH_CACHE = ("draft_model", "eagle")
 _MAX_STEPS_IN_FLIGHT = {"uni": 1, "simulated": 2}
 
 T = TypeVar("T")
@@ -87,6 +88,7 @@ def make_plan(config: EngineConfig, facts: ModelFacts, caps: DeviceCaps) -> Plan
         "runner": runner,
         "speculative_method": speculation,
         "num_speculative_tokens": _num_speculative_tokens(config, speculation.value),
+        "num_lookahead_tokens": _num_lookahead_tokens(config, speculation.value),
     }
     values = {name: decision.value for name, decision in decisions.items()}
     return Plan(**values, reasons={name: decision.reason for name, decision in decisions.items()})
@@ -380,3 +382,9 @@ def _num_speculative_tokens(config: EngineConfig, method: str) -> Decision[int]:
     if method == "none":
         return Decision(0, "nothing is drafted")
     return Decision(config.speculation.num_speculative_tokens, "as asked, or the default")
+
+
+def _num_lookahead_tokens(config: EngineConfig, method: str) -> Decision[int]:
+    if method not in DRAFTERS_WITH_CACHE:
+        return Decision(0, "no drafter has keys and values")
+    return Decision(config.speculation.num_speculative_tokens, "a place for the keys and values of each draft")

@@ -28,6 +28,7 @@ HELP = {
     "vllm:spec_decode_num_drafts": "Steps of requests that verified drafts.",
     "vllm:spec_decode_num_draft_tokens": "Drafts verified.",
     "vllm:spec_decode_num_accepted_tokens": "Drafts that were right.",
+    "vllm:spec_decode_num_accepted_tokens_per_pos": "Drafts that were right, by their place among those of a step.",
     "vllm:prompt_tokens": "Prompt tokens of requests that got a token.",
     "vllm:prompt_tokens_cached": "Those of them that came from the prefix cache.",
     "vllm:generation_tokens": "Tokens generated.",

@@ -24,9 +24,18 @@ class FinishReason(enum.IntEnum):
     LENGTH = 1
     ABORT = 2
     ERROR = 3
+    REPETITION = 4
 
     def __str__(self) -> str:
         return self.name.lower()
+
+
+class Thinking(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """Where thoughts are in an answer: after the first ``begin_ids`` (from its start where these are empty), up to the
+    next ``end_ids``."""
+
+    begin_ids: tuple[int, ...]
+    end_ids: tuple[int, ...]
 
 
 class ResolvedSampling(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -36,7 +45,7 @@ class ResolvedSampling(msgspec.Struct, array_like=True, frozen=True, kw_only=Tru
     is one past the last id the tokenizer knows: ids from there on are never sampled. ``choice_index`` is the
     position among n choices. ``max_tokens`` is at least 1. Structured output holds from the first token on, or, where
     ``reasoning_end_ids`` are given, from the first time that the output ends with these. A request with ``pooling``
-    gets numbers and no token.
+    gets numbers and no token. ``thinking`` is given where thoughts have a budget and the prompt has not closed them.
     """
 
     params: SamplingParams
@@ -48,6 +57,7 @@ class ResolvedSampling(msgspec.Struct, array_like=True, frozen=True, kw_only=Tru
     choice_index: int = 0
     reasoning_end_ids: tuple[int, ...] = ()
     pooling: PoolingParams | None = None
+    thinking: Thinking | None = None
 
 
 class EngineCoreRequest(msgspec.Struct, array_like=True, kw_only=True):
@@ -109,8 +119,9 @@ class SchedulerOutput(msgspec.Struct, array_like=True, kw_only=True):
 
     ``num_scheduled_tokens`` orders the batch: its key order is the row order. ``finished_request_ids`` and
     ``preempted_request_ids`` tell workers to drop state; they may be non-empty in a step without tokens.
-    ``draft_token_ids`` are the drafts verified in this step. ``block_copies`` are (source, destination) pairs done
-    before the step, ``blocks_to_zero`` is cleared before it.
+    ``draft_token_ids`` are the drafts verified in this step, ``num_drafts`` the most tokens to guess after it for a
+    request (none for others). ``block_copies`` are (source, destination) pairs done before the step, ``blocks_to_zero``
+    is cleared before it.
     """
 
     step_id: int
@@ -121,6 +132,7 @@ class SchedulerOutput(msgspec.Struct, array_like=True, kw_only=True):
     finished_request_ids: list[str] = []
     preempted_request_ids: list[str] = []
     draft_token_ids: dict[str, list[int]] = {}
+    num_drafts: dict[str, int] = {}
     block_copies: list[tuple[int, int]] = []
     blocks_to_zero: list[int] = []
 
@@ -145,7 +157,7 @@ class ModelRunnerOutput(msgspec.Struct, array_like=True, kw_only=True):
     drafts were accepted. ``logprobs[i]`` has one row per sampled token, or is None. ``prompt_logprobs`` holds, per
     request that asked, the rows for prompt positions ``start + 1 ...`` of this step's chunk. ``failed`` maps a
     request to the reason it cannot go on (NaN logits); it harms no other. ``pooled`` holds the float32 numbers of
-    requests that asked for these.
+    requests that asked for these. ``draft_token_ids`` are guesses for the next step, which took ``draft_seconds``.
     """
 
     step_id: int
@@ -155,6 +167,7 @@ class ModelRunnerOutput(msgspec.Struct, array_like=True, kw_only=True):
     prompt_logprobs: dict[str, list[LogprobsRow]] = {}
     failed: dict[str, str] = {}
     draft_token_ids: dict[str, list[int]] = {}
+    draft_seconds: float = 0.0
     pooled: dict[str, bytes] = {}
 
 
@@ -162,8 +175,8 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     """What a step brought to one request. Tokens after a stop are already trimmed.
 
     ``prompt_logprobs`` is sent once, with the first token, without the leading None. ``stop_reason`` is the stop
-    token id. Times are ``time.time`` seconds. ``num_draft_tokens`` were verified by this step, of which
-    ``num_accepted_tokens`` were right.
+    token id or "repetition". Times are ``time.time`` seconds. ``num_draft_tokens`` were verified by this step,
+    ``num_accepted_tokens`` of them were right.
     """
 
     request_id: str
@@ -171,7 +184,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     new_logprobs: list[LogprobsRow] | None = None
     prompt_logprobs: list[LogprobsRow] | None = None
     finish_reason: FinishReason | None = None
-    stop_reason: int | None = None
+    stop_reason: int | str | None = None
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     first_scheduled_time: float | None = None
@@ -192,7 +205,8 @@ class PrefixCacheStats(msgspec.Struct, array_like=True, kw_only=True):
 class SchedulerStats(msgspec.Struct, array_like=True, kw_only=True):
     """The scheduler after a step. Counters are totals since start; ``kv_cache_usage`` is 0..1.
 
-    ``num_drafts`` counts steps of requests that verified drafts.
+    ``num_drafts`` counts steps of requests that verified drafts, ``num_accepted_tokens_per_pos`` right drafts by their
+    place among those of a step.
     """
 
     num_running: int = 0
@@ -207,6 +221,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, kw_only=True):
     num_drafts: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_accepted_tokens_per_pos: list[int] = []
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, kw_only=True):

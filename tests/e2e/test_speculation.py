@@ -116,6 +116,15 @@ def test_right_drafts_save_steps_and_each_request_tells_of_its_own(plain: LLM, s
     assert num_ours < num_plain <= num_ours + output.metrics.num_accepted_tokens
 
 
+def test_metrics_count_right_drafts_by_their_place(speculating: LLM) -> None:
+    ask(speculating, REPETITIVE[:1])
+    per_pos = [each for each in speculating.get_metrics() if each.name.endswith("accepted_tokens_per_pos")]
+    assert [each.labels for each in per_pos] == [{"position": str(position)} for position in range(8)]
+    values = [each.value for each in per_pos]
+    assert values == sorted(values, reverse=True) and values[0] > 0
+    assert sum(values) == metric(speculating, "vllm:spec_decode_num_accepted_tokens")
+
+
 WAYS: dict[str, dict[str, Any]] = {
     "chunks": {"max_num_batched_tokens": 7, "max_num_seqs": 3},
     "little room": {"num_gpu_blocks_override": 6, "max_num_seqs": 4},

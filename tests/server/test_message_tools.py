@@ -105,6 +105,10 @@ def test_an_answer_of_nothing_is_an_empty_text(client: anthropic.Anthropic) -> N
 def test_thinking_is_switched_by_the_request(client: anthropic.Anthropic) -> None:  # TC11
     (thoughts,) = both(client, thinking={"type": "enabled", "budget_tokens": 1024}, tools=[], max_tokens=3).content
     assert thoughts.type == "thinking" and thoughts.thinking == "?@A"
+    thinking: Any = {"type": "enabled", "budget_tokens": 2}
+    thoughts, text = both(client, thinking=thinking, tools=[], max_tokens=14).content
+    assert thoughts.type == "thinking" and thoughts.thinking == "?@"
+    assert text.type == "text" and text.text == "?@AB"
     (text,) = both(client, thinking={"type": "disabled"}, tools=[], max_tokens=3).content
     assert text.type == "text" and text.text == "?@A"
 
@@ -143,6 +147,7 @@ def test_a_schema_holds_an_answer(client: anthropic.Anthropic) -> None:
         ({"tool_choice": {"type": "tool", "name": "f"}}, "'f'"),
         ({"tools": [], "tool_choice": {"type": "any"}}, "no tools"),
         ({"thinking": {"type": "perhaps"}}, "adaptive"),
+        ({"thinking": {"type": "enabled", "budget_tokens": "all"}}, "budget_tokens"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result"}]}]}, "tool_use_id"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]}, "tool_result"),
         ({"messages": [*HELLO, {"role": "assistant", "content": [{"type": "tool_use", "id": "1"}]}]}, "input"),

@@ -16,7 +16,8 @@ class SchedulerLimits:
     ``watermark`` is the share of blocks that must stay free when a request joins running ones.
     ``num_lookahead_tokens`` are slots that a drafter fills beyond the tokens of a step. Prompt tokens beside decodes
     are so many that a step takes ``max_step_seconds`` (0 = however long); without chunked prefill this says nothing.
-    ``adapt_drafts`` leaves out drafts that cost more time than they save.
+    ``num_draft_tokens`` are the most drafts of a request in a step (0: nobody drafts), ``drafts_one_by_one`` says that
+    each costs the drafter a step of its own. ``adapt_drafts`` leaves out drafts that cost more time than they save.
     """
 
     max_num_seqs: int
@@ -29,13 +30,15 @@ class SchedulerLimits:
     num_lookahead_tokens: int = 0
     max_steps_in_flight: int = 1
     max_step_seconds: float = 0.0
+    num_draft_tokens: int = 0
+    drafts_one_by_one: bool = False
     adapt_drafts: bool = False
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "max_steps_in_flight"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        for name in ("long_prefill_token_threshold", "num_lookahead_tokens", "max_step_seconds"):
+        for name in ("long_prefill_token_threshold", "num_lookahead_tokens", "num_draft_tokens", "max_step_seconds"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}.")
         if not 0.0 <= self.watermark < 1.0:

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from octavo.control.kv.manager import KVBlocks, KVCacheManager
 from octavo.control.request import NEVER, Request, RequestStatus
-from octavo.control.scheduler.drafts import DraftCounts, DraftLimit, all_drafts
+from octavo.control.scheduler.drafts import DraftCounts, draft_limit
 from octavo.control.scheduler.gates import Gate, is_held
 from octavo.control.scheduler.limits import SchedulerLimits
 from octavo.control.scheduler.queues import QUEUES, RequestQueue
@@ -84,9 +84,7 @@ class Scheduler:
         self._num_prompt_tokens = 0
         self._num_generation_tokens = 0
         self._drafts = DraftCounts()
-        self._limit_drafts = (
-            DraftLimit(self.step_times, lambda: len(self.running)) if limits.adapt_drafts else all_drafts
-        )
+        self._limit_drafts = draft_limit(limits, self._drafts, self.step_times, lambda: len(self.running))
 
     # ---- requests come and go -------------------------------------------------------------------------------------
 
@@ -157,7 +155,7 @@ class Scheduler:
             num_steps=self._last_step_id,
             num_prompt_tokens=self._num_prompt_tokens,
             num_generation_tokens=self._num_generation_tokens,
-            **vars(self._drafts),
+            **self._drafts.totals(),
         )
 
     def reset_prefix_cache(self) -> bool:
@@ -200,7 +198,7 @@ class Scheduler:
             self._join_running(request)
         finished_ids, self._finished_ids = self._finished_ids, []
         self._loads[step.step_id] = step.load
-        return step.build(finished_ids)
+        return step.build(finished_ids, self._limit_drafts(step))
 
     def _schedule_running(self, step: StepBuilder) -> None:
         kv_cache, num_lookahead, running = self.kv_cache, self.limits.num_lookahead_tokens, self.running
@@ -365,7 +363,8 @@ class Scheduler:
         self._note_return(step, result)
         load = self._loads.pop(step.step_id)
         if seconds is not None:
-            self.step_times.observe(load, seconds)
+            self.step_times.observe(load, seconds - result.draft_seconds)
+            self._limit_drafts.observe(load, result.draft_seconds)
         for request_id, reason in result.failed.items():
             self._fail(request_id, reason)
         outputs = self._report_ended_early()
@@ -481,8 +480,7 @@ class Scheduler:
     def _take_drafts(self, request: Request, result: ModelRunnerOutput) -> None:
         """Drafts continue the newest token: they are of no use when a later step already computes that."""
         if request.num_computed_tokens < request.num_tokens:
-            drafts = result.draft_token_ids.get(request.request_id, [])
-            request.draft_token_ids = self._limit_drafts(request, drafts)
+            request.draft_token_ids = result.draft_token_ids.get(request.request_id, [])
 
     # ---- a request ends -------------------------------------------------------------------------------------------
 

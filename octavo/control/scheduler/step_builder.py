@@ -10,11 +10,15 @@ from octavo.words.messages import CachedRequestData, NewRequestData, SchedulerOu
 
 @dataclass(slots=True)
 class StepLoad:
-    """What a step computes. ``attended`` sums n (c + n / 2) over chunks of n prompt tokens after c others."""
+    """What a step computes. ``attended`` sums n (c + n / 2) over chunks of n prompt tokens after c others.
+
+    ``num_drafts`` are the most that are guessed for a request after it; 0 where that is not done step after step.
+    """
 
     num_decode_tokens: int = 0
     num_prefill_tokens: int = 0
     attended: float = 0.0
+    num_drafts: int = 0
 
     def add_chunk(self, num_tokens: int, num_computed_tokens: int) -> None:
         """Count a chunk of a prompt."""
@@ -25,10 +29,11 @@ class StepLoad:
 class StepBuilder:
     """Hands out the tokens of one step and notes down what the workers must be told.
 
-    ``admitted`` requests join the running ones when the step is done. ``num_held_back`` requests at the end of the
-    running ones get nothing, because they are to make room as soon as the steps that hold them return.
-    ``num_eligible`` counts the requests that could be given tokens. ``load`` is what was given so far, its decodes
-    counted at the end; ``prefill_seconds`` what its prompt tokens may take (None: nobody asked yet).
+    ``granted`` requests have tokens in the step; ``admitted`` ones join the running ones when the step is done.
+    ``num_held_back`` requests at the end of the running ones get nothing, because they are to make room as soon as the
+    steps that hold them return. ``num_eligible`` counts the requests that could be given tokens. ``load`` is what was
+    given so far, its decodes counted at the end; ``prefill_seconds`` what its prompt tokens may take (None: nobody
+    asked yet).
     """
 
     def __init__(self, step_id: int, *, token_budget: int, num_eligible: int) -> None:
@@ -40,6 +45,7 @@ class StepBuilder:
         self.prefill_seconds: float | None = None
         self.admitted: list[Request] = []
         self.preempted: list[Request] = []
+        self.granted: list[Request] = []
         self._new: list[NewRequestData] = []
         self._cached: list[CachedRequestData] = []
         self._num_scheduled: dict[str, int] = {}
@@ -71,7 +77,7 @@ class StepBuilder:
         self.admitted.append(request)
         self._grant(request, num_tokens)
 
-    def build(self, finished_request_ids: list[str]) -> SchedulerOutput:
+    def build(self, finished_request_ids: list[str], num_drafts: dict[str, int] | None = None) -> SchedulerOutput:
         """The step as the workers get it."""
         num_tokens = sum(self._num_scheduled.values())
         self.load.num_decode_tokens = num_tokens - self.load.num_prefill_tokens
@@ -84,10 +90,12 @@ class StepBuilder:
             finished_request_ids=finished_request_ids,
             preempted_request_ids=[request.request_id for request in self.preempted],
             draft_token_ids=self._drafts,
+            num_drafts=num_drafts or {},
         )
 
     def _grant(self, request: Request, num_tokens: int) -> None:
         self.token_budget -= num_tokens
+        self.granted.append(request)
         self._num_scheduled[request.request_id] = num_tokens
         if num_tokens > 1 + len(request.draft_token_ids):
             self.load.add_chunk(num_tokens, request.num_computed_tokens)

@@ -2,39 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
+
+from octavo.words.messages import NewRequestData
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaidTokens:
+    """A step that was sampled: R requests, what was computed of each, and what each says.
+
+    slots:         [R] int64, the requests' rows of ``token_ids`` [slots, columns], the request table's own array:
+                   ``num_tokens[r]`` tokens of each are known (prompt and output). What a drafter lays behind them is
+                   lost with the next step.
+    num_computed:  [R] int64, tokens that were computed before the step.
+    num_kept:      [R] int64, those of the step that are tokens of the request: all but wrong drafts.
+    is_sampled:    [R] bool, whether the newest token was said by this step; else the prompt goes on.
+    hidden:        [T, hidden_size], the model's last hidden states; those of request r from ``first_rows[r]`` on.
+    """
+
+    request_ids: Sequence[str]
+    slots: npt.NDArray[np.int64]
+    token_ids: npt.NDArray[np.int32]
+    num_tokens: npt.NDArray[np.int64]
+    num_computed: npt.NDArray[np.int64]
+    num_kept: npt.NDArray[np.int64]
+    is_sampled: npt.NDArray[np.bool_]
+    hidden: Tensor
+    first_rows: npt.NDArray[np.int64]
 
 
 class Drafter(Protocol):
-    """Guesses tokens, so that one step may verify several: a wrong guess costs time and changes no answer."""
+    """Guesses tokens, so that one step may verify several: a wrong guess costs time and changes no answer.
 
-    def propose(
-        self,
-        request_ids: Sequence[str],
-        slots: npt.NDArray[np.int64],
-        token_ids: npt.NDArray[np.int32],
-        num_tokens: npt.NDArray[np.int64],
-    ) -> dict[str, list[int]]:
-        """Drafts for those of the requests that it has a guess for.
+    A slot is added when its request starts (again), and removed when it ends.
+    """
 
-        slots: [R], the requests' rows of ``token_ids`` [slots, columns], which holds ``num_tokens[slot]`` tokens of
-        each (prompt and output). Both belong to the caller.
-        """
+    def add(self, slot: int, request: NewRequestData) -> None: ...
+
+    def remove(self, slot: int) -> None: ...
+
+    def propose(self, said: SaidTokens, num_drafts: Mapping[str, int]) -> dict[str, list[int]]:
+        """At most ``num_drafts`` tokens for those of the requests that were sampled and that it has a guess for."""
         ...
 
 
 class NoDrafter:
     """Speculation is off."""
 
-    def propose(
-        self,
-        request_ids: Sequence[str],
-        slots: npt.NDArray[np.int64],
-        token_ids: npt.NDArray[np.int32],
-        num_tokens: npt.NDArray[np.int64],
-    ) -> dict[str, list[int]]:
+    def add(self, slot: int, request: NewRequestData) -> None:
+        pass
+
+    def remove(self, slot: int) -> None:
+        pass
+
+    def propose(self, said: SaidTokens, num_drafts: Mapping[str, int]) -> dict[str, list[int]]:
         return {}

@@ -6,44 +6,41 @@ second model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
 
+from octavo.device.spec_decode.drafter import SaidTokens
+from octavo.words.messages import NewRequestData
+
 
 class NgramDrafter:
-    """The ``num_tokens`` tokens after the earliest place where the longest suffix of ``min_n`` .. ``max_n`` tokens was.
+    """The tokens after the earliest place where the longest suffix of ``min_n`` .. ``max_n`` tokens was."""
 
-    Drafts end where the request would be ``max_model_len`` long.
-    """
-
-    def __init__(self, num_tokens: int, min_n: int, max_n: int, max_model_len: int) -> None:
-        self._num_tokens = num_tokens
+    def __init__(self, min_n: int, max_n: int) -> None:
         self._min_n = min_n
         self._max_n = max_n
-        self._max_model_len = max_model_len
 
-    def propose(
-        self,
-        request_ids: Sequence[str],
-        slots: npt.NDArray[np.int64],
-        token_ids: npt.NDArray[np.int32],
-        num_tokens: npt.NDArray[np.int64],
-    ) -> dict[str, list[int]]:
+    def add(self, slot: int, request: NewRequestData) -> None:
+        pass
+
+    def remove(self, slot: int) -> None:
+        pass
+
+    def propose(self, said: SaidTokens, num_drafts: Mapping[str, int]) -> dict[str, list[int]]:
         drafts = {}
-        for request_id, slot in zip(request_ids, slots, strict=True):
-            guess = self.guess(token_ids[slot, : num_tokens[slot]])
-            if guess.size:
-                drafts[request_id] = guess.tolist()
-        return drafts
+        for row in said.is_sampled.nonzero()[0].tolist():
+            request_id = said.request_ids[row]
+            if request_id in num_drafts:
+                tokens = said.token_ids[said.slots[row], : said.num_tokens[row]]
+                drafts[request_id] = self.guess(tokens, num_drafts[request_id]).tolist()
+        return {request_id: guess for request_id, guess in drafts.items() if guess}
 
-    def guess(self, token_ids: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """Drafts after these tokens, [0 .. num_tokens]."""
-        # The last draft is followed by a sampled token, which must still fit.
-        most = min(self._num_tokens, self._max_model_len - len(token_ids) - 1)
+    def guess(self, token_ids: npt.NDArray[np.int32], most: int) -> npt.NDArray[np.int32]:
+        """At most so many drafts after these tokens."""
         end = end_of_match(token_ids, self._min_n, self._max_n)
-        return token_ids[end : end + max(most, 0)] if end is not None else token_ids[:0]
+        return token_ids[end : end + most] if end is not None else token_ids[:0]
 
 
 def end_of_match(token_ids: npt.NDArray[np.int32], min_n: int, max_n: int) -> int | None:

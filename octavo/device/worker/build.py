@@ -21,6 +21,7 @@ from octavo.device.models.build import build_model
 from octavo.device.models.options import ModelOptions
 from octavo.device.ops.kernels import Kernels, load_kernels, with_reference
 from octavo.device.sample.chooser import TorchChooser
+from octavo.device.sample.custom_processors import load_custom_processors
 from octavo.device.sample.native_chooser import NativeChooser
 from octavo.device.sample.prompt_logprobs import PromptLogprobs
 from octavo.device.sample.sampler import Sampler, builtin_processors
@@ -38,7 +39,7 @@ from octavo.words.errors import ConfigError
 from octavo.words.model_facts import ModelFacts
 
 # What linear layers and what the vocabulary are quantised to by the Plan's name; None: as a GGUF file stores them.
-QUANTIZED_FORMATS = {"gguf": (None, None), "int8": ("int8", "int8"), "int4": ("Q4_0", "int8")}
+QUANTIZED_FORMATS = {"gguf": (None, None), "int8": ("int8", "int8"), "int4": ("Q4_1", "int8")}
 MOST_CAPTURED_ROWS = 64
 logger = logging.getLogger(__name__)
 
@@ -107,23 +108,24 @@ def build_model_runner(
         pooler = PoolingHead(model, facts.pooling, num_labels=facts.num_labels)
         return run_with(pooler, (pooler,))
     chooser = TorchChooser() if kernels.native is None else NativeChooser(kernels.native)
+    custom = load_custom_processors(config.model.logits_processors, facts.vocab_size)
     sampler = Sampler(
         plan.max_num_seqs,
-        builtin_processors(facts.vocab_size),
+        builtin_processors(facts.vocab_size, custom),
         processed_logprobs=config.model.logprobs_mode == "processed_logprobs",
         chooser=chooser,
     )
     prompt_logprobs = PromptLogprobs(chooser)
-    head = SamplingHead(graphs, sampler, prompt_logprobs, facts.vocab_size)
-    return run_with(head, (sampler, prompt_logprobs), _drafter(config, plan, facts))
+    drafter = _drafter(config, plan)
+    head = SamplingHead(graphs, sampler, prompt_logprobs, facts.vocab_size, drafter)
+    return run_with(head, (sampler, prompt_logprobs, drafter))
 
 
-def _drafter(config: EngineConfig, plan: Plan, facts: ModelFacts) -> Drafter:
+def _drafter(config: EngineConfig, plan: Plan) -> Drafter:
     asked = config.speculation
     if plan.speculative_method == "none":
         return NoDrafter()
-    max_model_len = plan.max_model_len or facts.max_position
-    return NgramDrafter(plan.num_speculative_tokens, asked.prompt_lookup_min, asked.prompt_lookup_max, max_model_len)
+    return NgramDrafter(asked.prompt_lookup_min, asked.prompt_lookup_max)
 
 
 def _max_logit_rows(plan: Plan) -> int:

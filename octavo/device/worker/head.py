@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -13,6 +14,7 @@ from octavo.device.sample.grammar_mask import masked_rows
 from octavo.device.sample.logits_processors import SamplingBatch
 from octavo.device.sample.prompt_logprobs import PromptLogprobs
 from octavo.device.sample.sampler import Sampler, SamplerOutput
+from octavo.device.spec_decode.drafter import Drafter, NoDrafter, SaidTokens
 from octavo.device.spec_decode.verify import num_right
 from octavo.device.worker.graphs import StepGraphs
 from octavo.device.worker.input_batch import InputBatch
@@ -21,7 +23,7 @@ from octavo.words.messages import GrammarMasks, LogprobsRow, ModelRunnerOutput
 
 
 class Head(Protocol):
-    """Finishes a step: samples (SamplingHead), verifies drafts, or pools."""
+    """Finishes a step: samples, verifies drafts and guesses new ones (SamplingHead), or pools."""
 
     def finish(
         self, hidden: Tensor, batch: InputBatch, table: RequestTable, grammar_masks: GrammarMasks | None
@@ -29,11 +31,26 @@ class Head(Protocol):
         """hidden: [T, hidden_size], the batch's tokens. Appends the tokens it makes to the table."""
         ...
 
+    def counters(self) -> dict[str, int]:
+        """What it counted since start, by name."""
+        ...
+
 
 class SamplingHead:
-    """Tokens for each request whose known tokens are all computed: one, and one more for each draft that was right."""
+    """Tokens for each request whose known tokens are all computed: one, and one more for each draft that was right.
 
-    def __init__(self, graphs: StepGraphs, sampler: Sampler, prompt_logprobs: PromptLogprobs, vocab_size: int) -> None:
+    ``drafter`` sees the step's hidden states and guesses tokens for the next one (None: nobody does).
+    """
+
+    def __init__(
+        self,
+        graphs: StepGraphs,
+        sampler: Sampler,
+        prompt_logprobs: PromptLogprobs,
+        vocab_size: int,
+        drafter: Drafter | None = None,
+    ) -> None:
+        self._drafter = drafter or NoDrafter()
         self._graphs = graphs
         self._sampler = sampler
         self._prompt_logprobs = prompt_logprobs
@@ -54,7 +71,7 @@ class SamplingHead:
                 token_ids[row] = sampled.token_ids[first:end]
                 logprobs[row] = [each for each in sampled.logprobs[first:end] if each is not None] or None
         table.append(batch.slots[batch.sampled], [token_ids[row] for row in batch.sampled])
-        return ModelRunnerOutput(
+        output = ModelRunnerOutput(
             step_id=batch.step_id,
             request_ids=batch.request_ids,
             sampled_token_ids=token_ids,
@@ -62,6 +79,31 @@ class SamplingHead:
             prompt_logprobs=prompt_rows,
             failed=failed,
         )
+        if batch.num_drafts_to_guess:
+            self._draft(hidden, batch, table, output)
+        return output
+
+    def _draft(self, hidden: Tensor, batch: InputBatch, table: RequestTable, output: ModelRunnerOutput) -> None:
+        began = time.perf_counter()
+        is_sampled = np.fromiter(map(bool, output.sampled_token_ids), np.bool_, batch.num_requests)
+        num_tokens = table.num_tokens[batch.slots]
+        said = SaidTokens(
+            request_ids=batch.request_ids,
+            slots=batch.slots,
+            token_ids=table.token_ids,
+            num_tokens=num_tokens,
+            num_computed=batch.num_computed,
+            # The newest token is known, and not computed.
+            num_kept=np.minimum(batch.seq_lens, num_tokens - is_sampled) - batch.num_computed,
+            is_sampled=is_sampled,
+            hidden=hidden,
+            first_rows=batch.query_start_loc[:-1],
+        )
+        output.draft_token_ids = self._drafter.propose(said, batch.num_drafts_to_guess)
+        output.draft_seconds = time.perf_counter() - began
+
+    def counters(self) -> dict[str, int]:
+        return self._sampler.counters()
 
     def _sample(
         self, hidden: Tensor, batch: InputBatch, table: RequestTable, grammar_masks: GrammarMasks | None

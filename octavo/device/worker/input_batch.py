@@ -6,7 +6,7 @@ are made once and written again at every step: a captured step knows them by the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -36,6 +36,7 @@ class InputBatch:
     sampled: [S] int64; the requests, by row, all of whose known tokens are computed by this step: only these get a
              token, the others are still inside their prompt.
     num_drafts: [S] int64; drafts that follow the known tokens of each of those.
+    num_drafts_to_guess: by request, the most drafts to guess after the step.
     """
 
     step_id: int
@@ -47,6 +48,7 @@ class InputBatch:
     second_text_at: npt.NDArray[np.int64]
     sampled: npt.NDArray[np.int64]
     num_drafts: npt.NDArray[np.int64]
+    num_drafts_to_guess: Mapping[str, int]
     num_tokens: int
     inputs: StepInputs
 
@@ -154,6 +156,7 @@ class StepInputs:
             second_text_at=table.second_text_at[slots],
             sampled=sampled,
             num_drafts=num_beyond[sampled],
+            num_drafts_to_guess=output.num_drafts,
             num_tokens=num_tokens,
             inputs=self,
         )

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from octavo.device.layers.attention import attention_layers, bind_kv_cache
-from octavo.device.spec_decode.drafter import Drafter, NoDrafter
 from octavo.device.worker.block_table import BlockTable, BlockTables
 from octavo.device.worker.dummy import dummy_end
 from octavo.device.worker.graphs import StepGraphs, capture_steps
@@ -37,8 +36,7 @@ class Step:
 class ModelRunner:
     """Runs steps of one model. ``holders`` keep state by slot of the request table.
 
-    ``graphs`` is the model as it is called, ``drafter`` guesses tokens for the next step (None: nobody does),
-    ``max_num_tokens`` the most tokens of a step.
+    ``graphs`` is the model as it is called, ``max_num_tokens`` the most tokens of a step.
 
     ``initialize_kv_cache`` comes first, and again replaces all: memory profiling runs its dummy steps on a small cache.
     """
@@ -49,16 +47,14 @@ class ModelRunner:
         graphs: StepGraphs,
         head: Head,
         holders: Sequence[SlotHolder],
-        drafter: Drafter | None = None,
         *,
         max_num_requests: int,
         max_num_tokens: int,
     ) -> None:
         self._model = model
         self.graphs = graphs
-        self._head = head
+        self.head = head
         self._holders = tuple(holders)
-        self._drafter = drafter or NoDrafter()
         self._max_num_requests = max_num_requests
         self._max_num_tokens = max_num_tokens
         self.spans: Spans = NO_SPANS
@@ -141,14 +137,7 @@ class ModelRunner:
         """Finish a step: tokens for the requests that are done with their known ones, and guesses for the next step."""
         if step.batch is None or step.hidden is None:
             return ModelRunnerOutput(step_id=step.step_id, request_ids=[], sampled_token_ids=[])
-        output = self._head.finish(step.hidden, step.batch, self._table, grammar_masks)
+        output = self.head.finish(step.hidden, step.batch, self._table, grammar_masks)
         if self.spans.detailed and len(step.batch.sampled):
             self.spans.extend(self.graphs.logits_spans())
-        output.draft_token_ids = self._draft(output)
         return output
-
-    def _draft(self, output: ModelRunnerOutput) -> dict[str, list[int]]:
-        rows = zip(output.request_ids, output.sampled_token_ids, strict=True)
-        going_on = [request_id for request_id, token_ids in rows if token_ids]
-        table = self._table
-        return self._drafter.propose(going_on, table.slots(going_on), table.token_ids, table.num_tokens)

@@ -51,6 +51,14 @@ def thinking_options(body: CountTokensRequest) -> dict[str, Any]:
     return {"enable_thinking": kind != "disabled"}
 
 
+def thinking_budget(body: CountTokensRequest) -> int | None:
+    """The most tokens of thought that a request allows; None for any number. Raises ApiError."""
+    budget = (body.thinking or {}).get("budget_tokens")
+    if budget is not None and (not isinstance(budget, int) or isinstance(budget, bool) or budget < 0):
+        raise ApiError(400, "thinking.budget_tokens must be a number of tokens.", param="thinking")
+    return budget
+
+
 def chat_messages(body: CountTokensRequest) -> list[Message]:
     """The conversation with its system text first. Raises ApiError for blocks that cannot be served."""
     if not body.messages:

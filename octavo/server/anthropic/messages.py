@@ -13,7 +13,7 @@ from octavo.frontend.async_llm import AsyncLLM
 from octavo.frontend.input_processor import PreparedRequest
 from octavo.server.answer_parts import PartStream
 from octavo.server.anthropic.message_blocks import block_of, event_frame, frames_of
-from octavo.server.anthropic.message_input import chat_messages, message_tools, thinking_options
+from octavo.server.anthropic.message_input import chat_messages, message_tools, thinking_budget, thinking_options
 from octavo.server.anthropic.message_words import (
     CountTokensRequest,
     MessageObject,
@@ -51,11 +51,14 @@ class Messages:
         ids = await self._ids(body, tools)
         plan = context.dialect.plan(ids, tools)
         params = plan.applied_to(message_params(body, llm.default_sampling_params))
+        if context.dialect.style is not None:
+            params = params.clone(thinking_token_budget=thinking_budget(body))
         prepared = await llm.prepare(
             {"prompt_token_ids": ids},
             params,
             f"msg_{secrets.token_hex(16)}",
             reasoning_end_ids=plan.reasoning_end_ids,
+            reasoning_style=context.dialect.style,
         )
         answer = _Answer(body, prepared, plan, llm, model)
         if not body.stream:

@@ -71,6 +71,7 @@ class Responses:
             params,
             f"resp_{secrets.token_hex(16)}",
             reasoning_end_ids=plan.reasoning_end_ids,
+            reasoning_style=context.dialect.style,
         )
         answer = _Answer(body, prepared, plan, llm, model, params, context.now)
         if not body.stream:

@@ -2,15 +2,34 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
-from octavo.device.spec_decode.drafter import NoDrafter
+from octavo.device.spec_decode.drafter import NoDrafter, SaidTokens
 from octavo.device.spec_decode.ngram import NgramDrafter
 from octavo.device.spec_decode.verify import num_right
 
 
-def guess(tokens: list[int], num_tokens: int = 3, min_n: int = 1, max_n: int = 3, max_model_len: int = 99) -> list[int]:
-    drafter = NgramDrafter(num_tokens, min_n, max_n, max_model_len)
-    return [int(token) for token in drafter.guess(np.array(tokens, dtype=np.int32))]
+def guess(tokens: list[int], most: int = 3, min_n: int = 1, max_n: int = 3) -> list[int]:
+    return [int(token) for token in NgramDrafter(min_n, max_n).guess(np.array(tokens, dtype=np.int32), most)]
+
+
+def said(**tokens: list[int]) -> SaidTokens:
+    """A step that ends with the last of these tokens of each request; an empty one is still in its prompt."""
+    num_tokens = np.array([len(each) for each in tokens.values()])
+    table = np.zeros((len(tokens), 8), dtype=np.int32)
+    for row, each in enumerate(tokens.values()):
+        table[-1 - row, : len(each)] = each
+    return SaidTokens(
+        request_ids=list(tokens),
+        slots=np.arange(len(tokens))[::-1],
+        token_ids=table,
+        num_tokens=num_tokens,
+        num_computed=num_tokens - 2,
+        num_kept=np.ones(len(tokens), dtype=np.int64),
+        is_sampled=num_tokens > 0,
+        hidden=torch.zeros(len(tokens), 1),
+        first_rows=np.arange(len(tokens)),
+    )
 
 
 def test_what_followed_the_longest_suffix_is_guessed() -> None:
@@ -37,17 +56,14 @@ def test_without_a_match_nothing_is_guessed(tokens: list[int]) -> None:
     assert guess(tokens) == []
 
 
-def test_drafts_leave_room_for_the_token_after_them() -> None:
-    assert guess([1, 2, 3, 4, 1], max_model_len=8) == [2, 3]
-    assert guess([1, 2, 3, 4, 1], max_model_len=6) == []
+def test_no_more_are_guessed_than_asked() -> None:
+    assert guess([1, 2, 3, 4, 1], most=2) == [2, 3]
 
 
 def test_each_request_is_looked_up_in_its_own_tokens() -> None:
-    table = np.array([[4, 8, 4, 0], [1, 2, 3, 0], [6, 6, 0, 0]], dtype=np.int32)
-    slots, num_tokens = np.array([2, 1, 0]), np.array([3, 3, 2])
-    drafter = NgramDrafter(2, 1, 3, 99)
-    assert drafter.propose(["c", "b", "a"], slots, table, num_tokens) == {"c": [6], "a": [8, 4]}
-    assert NoDrafter().propose(["c", "b", "a"], slots, table, num_tokens) == {}
+    step, most = said(c=[6, 6], b=[1, 2, 3], a=[4, 8, 4], prompt=[], left_out=[5, 5]), dict.fromkeys("abc", 2)
+    assert NgramDrafter(1, 3).propose(step, most | {"prompt": 2}) == {"c": [6], "a": [8, 4]}
+    assert NoDrafter().propose(step, most) == {}
 
 
 def test_drafts_count_up_to_the_first_wrong_one() -> None:
