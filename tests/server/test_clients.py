@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import anthropic
@@ -27,7 +30,7 @@ MESSAGES: Any = [{"role": "user", "content": QUESTION}]
 WEATHER: Any = {"type": "function", "function": {"name": "weather", "description": "The weather.", "parameters": CITY}}
 
 
-class Place(BaseModel):
+class Place(BaseModel, extra="forbid"):
     city: Literal["Rome", "Oslo"]
     country: Literal["Italy", "Norway"]
 
@@ -117,3 +120,12 @@ def test_instructor_gets_what_it_asks_for(client: openai.OpenAI) -> None:
             model=MODEL, messages=MESSAGES, response_model=Place, max_retries=0, temperature=0
         )
         assert isinstance(place, Place)
+
+
+def test_the_example_calls_a_function(speaker: RunningServer) -> None:
+    example = Path(__file__).parent.parent.parent / "examples" / "tool_calls.py"
+    done = subprocess.run(
+        [sys.executable, str(example), f"{speaker.url}/v1"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("weather(") and "It is sunny in" in done.stdout
