@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from octavo.frontend.llm_engine import LLMEngine as LLMEngine
     from octavo.words.inputs import TextPrompt as TextPrompt
     from octavo.words.inputs import TokensPrompt as TokensPrompt
+    from octavo.words.lora import LoRARequest as LoRARequest
     from octavo.words.outputs import CompletionOutput as CompletionOutput
     from octavo.words.outputs import PoolingRequestOutput as PoolingRequestOutput
     from octavo.words.outputs import RequestOutput as RequestOutput
@@ -33,6 +34,7 @@ _HOMES = {
     "EngineConfig": "octavo.config.engine_config",
     "LLM": "octavo.frontend.llm",
     "LLMEngine": "octavo.frontend.llm_engine",
+    "LoRARequest": "octavo.words.lora",
     "RequestOutput": "octavo.words.outputs",
     "PoolingParams": "octavo.words.pooling_params",
     "PoolingRequestOutput": "octavo.words.outputs",
@@ -43,8 +45,8 @@ _HOMES = {
     "TokensPrompt": "octavo.words.inputs",
 }
 
-__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "EngineArgs", "EngineConfig", "LLMEngine", "PoolingParams",
-           "PoolingRequestOutput", "RepetitionDetectionParams", "RequestOutput", "SamplingParams",
+__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "EngineArgs", "EngineConfig", "LLMEngine", "LoRARequest",
+           "PoolingParams", "PoolingRequestOutput", "RepetitionDetectionParams", "RequestOutput", "SamplingParams",
            "StructuredOutputParams", "TextPrompt", "TokensPrompt", "__version__"]  # fmt: skip
 
 

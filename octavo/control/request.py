@@ -71,6 +71,7 @@ class Request:
         self.arrival_time = message.arrival_time
         self.priority = message.priority
         self.cache_salt = message.cache_salt
+        self.adapter = message.adapter
 
         self.prompt_token_ids = message.prompt_token_ids
         self.num_prompt_tokens = len(message.prompt_token_ids)

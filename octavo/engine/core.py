@@ -16,6 +16,8 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
 
+import msgspec
+
 from octavo.control.request import BlockHasher, Request
 from octavo.control.scheduler.quarantine import Quarantine
 from octavo.control.scheduler.scheduler import Scheduler
@@ -26,6 +28,7 @@ from octavo.engine.step_watch import NoStepWatch, StepWatch
 from octavo.executor.protocol import Executor, Handle
 from octavo.util.spans import NO_SPANS, Span, SpanRecorder, Spans
 from octavo.words.errors import EngineError, UnknownOptionError
+from octavo.words.lora import Adapter
 from octavo.words.messages import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -91,6 +94,7 @@ class EngineCore:
         self._calls: dict[str, Callable[..., Any]] = {
             "check_health": executor.check_health,
             "collective_rpc": self._collective_rpc,
+            "load_adapter": self._load_adapter,
             "reset_prefix_cache": scheduler.reset_prefix_cache,
             "snapshot": self._snapshot,
             "start_profile": self._start_profile,
@@ -112,6 +116,8 @@ class EngineCore:
         try:
             request = Request(message, self._block_hasher)
             self.structured_output.begin(request)
+            if request.adapter is not None:
+                self._load_adapter(request.adapter)
         except Exception as error:
             return partial(self._refuse, message, error)
         return partial(self._admit, message, request)
@@ -302,6 +308,10 @@ class EngineCore:
             self._spans = LimitedSpans("core")
         return take_snapshot(self.scheduler, spans)
 
+    def _load_adapter(self, adapter: Any) -> None:
+        """From another process it comes as plain values."""
+        self.executor.collective_rpc("load_adapter", msgspec.convert(adapter, Adapter))
+
     def _collective_rpc(self, name: str, *args: Any) -> list[Any]:
         return self.executor.collective_rpc(name, *args)
 
@@ -315,6 +325,7 @@ class EngineCore:
 CALL_RESULTS: dict[str, Any] = {
     "check_health": None,
     "collective_rpc": list[Any],
+    "load_adapter": None,
     "reset_prefix_cache": bool,
     "snapshot": EngineSnapshot,
     "start_profile": None,

@@ -32,6 +32,7 @@ from octavo.tokenizer.reasoning_style import ReasoningStyle
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.words.errors import EngineDeadError, EngineError, RequestError, RequestTimeoutError
 from octavo.words.inputs import PromptType
+from octavo.words.lora import LoRARequest
 from octavo.words.messages import EngineCoreOutputs, FinishReason
 from octavo.words.outputs import PoolingRequestOutput, RequestOutput
 from octavo.words.pooling_params import PoolingParams
@@ -69,7 +70,9 @@ class AsyncLLM:
         self._outputs = output_processor
         self._admission = admission or Admission()
         self._request_timeout_s = request_timeout_s
-        self._statistics = Statistics(RequestStats(client.info.max_model_len), stat_loggers)
+        self._statistics = Statistics(
+            RequestStats(client.info.max_model_len, max_loras=client.info.plan.max_loras), stat_loggers
+        )
         self._tracer = tracer or NoTracer()
         self._slots: dict[OpenRequest, _OutputSlot] = {}
         self._request_ids = itertools.count()
@@ -131,6 +134,7 @@ class AsyncLLM:
         *,
         priority: int | None = None,
         timeout_s: float | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer one prompt: yield outputs as they come, the last one ``finished``.
 
@@ -139,7 +143,7 @@ class AsyncLLM:
         OverloadedError where too many wait, RequestTimeoutError after ``timeout_s`` (None: that of the engine), and
         EngineDeadError when the core fails.
         """
-        prepared = await self.prepare(prompt, sampling_params, request_id, priority=priority)
+        prepared = await self.prepare(prompt, sampling_params, request_id, priority=priority, lora_request=lora_request)
         async for output in self.run(prepared, timeout_s=timeout_s):
             yield output
 
@@ -151,6 +155,7 @@ class AsyncLLM:
         *,
         priority: int | None = None,
         reasoning_end_ids: tuple[int, ...] = (),
+        lora_request: LoRARequest | None = None,
         reasoning_style: ReasoningStyle | None = None,
     ) -> PreparedRequest:
         """Check a request, turn it into tokens and see whether it may join the queue; nothing runs yet.
@@ -169,11 +174,17 @@ class AsyncLLM:
                 priority=priority,
                 arrival_time=time.time(),
                 reasoning_end_ids=reasoning_end_ids,
+                lora_request=lora_request,
                 reasoning_style=reasoning_style,
             ),
         )
         self.check_admission(prepared)
         return prepared
+
+    async def add_lora(self, lora_request: LoRARequest) -> None:
+        """Check an adapter and have it in memory before the first request. Raises RequestError, EngineError."""
+        adapter = await asyncio.to_thread(self._inputs.find_adapter, lora_request)
+        await self.call("load_adapter", adapter)
 
     async def encode(
         self,

@@ -16,11 +16,13 @@ import msgspec
 
 from octavo.checkpoint.generation_config import GenerationConfig, end_token_ids
 from octavo.config.engine_config import EngineConfig
+from octavo.frontend.adapters import adapters_of
 from octavo.tokenizer.reasoning_style import ReasoningStyle, style_of_template
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.util.lazy import resolve
 from octavo.words.errors import RequestError
 from octavo.words.inputs import PromptType
+from octavo.words.lora import Adapter, LoRARequest
 from octavo.words.messages import EngineCoreRequest, ResolvedSampling, Thinking
 from octavo.words.model_facts import ModelFacts
 from octavo.words.pooling_params import PoolingParams
@@ -77,6 +79,7 @@ class InputProcessor:
         self._num_labels = facts.num_labels
         self._dimensions = () if config.model.matryoshka else facts.matryoshka_dimensions
         self._runner = runner
+        self._adapters = adapters_of(config.lora, facts)
         self._generation_config = generation_config
         self._config = config.model
         self._ranks_by_priority = config.scheduler.scheduling_policy == "priority"
@@ -104,6 +107,7 @@ class InputProcessor:
         priority: int | None = None,
         arrival_time: float | None = None,
         reasoning_end_ids: tuple[int, ...] = (),
+        lora_request: LoRARequest | None = None,
         reasoning_style: ReasoningStyle | None = None,
     ) -> PreparedRequest:
         """Check a request and turn it into tokens. RequestError for one that cannot be served."""
@@ -114,9 +118,14 @@ class InputProcessor:
             priority=priority or 0,
             arrival_time=arrival_time,
             reasoning_end_ids=reasoning_end_ids,
+            lora_request=lora_request,
             reasoning_style=reasoning_style,
         )
         return PreparedRequest(request_id, prompt_text(prompt), choices)
+
+    def find_adapter(self, lora_request: LoRARequest) -> Adapter | None:
+        """The adapter of a LoRARequest as its files are now. Raises RequestError for one that cannot be used."""
+        return self._adapters.find(lora_request)
 
     def prepare_pooling(
         self,
@@ -209,6 +218,7 @@ class InputProcessor:
         priority: int = 0,
         arrival_time: float | None = None,
         reasoning_end_ids: tuple[int, ...] = (),
+        lora_request: LoRARequest | None = None,
         reasoning_style: ReasoningStyle | None = None,
     ) -> list[EngineCoreRequest]:
         """Return the requests, one per choice, that ``prompt`` comes to.
@@ -229,6 +239,7 @@ class InputProcessor:
             thinking = self._thinking(checked.token_ids, reasoning_style)
             sampling = msgspec.structs.replace(sampling, thinking=thinking)
         request = _core_request(request_id, checked, sampling, arrival_time)
+        request.adapter = self._adapters.find(lora_request)
         if params.n == 1:
             return [request]
         return [

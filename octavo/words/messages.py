@@ -13,6 +13,7 @@ import enum
 
 import msgspec
 
+from octavo.words.lora import Adapter
 from octavo.words.pooling_params import PoolingParams
 from octavo.words.sampling_params import SamplingParams
 
@@ -82,6 +83,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, kw_only=True):
     first_scheduled_time: float | None = None
     num_preemptions: int = 0
     is_suspect: bool = False
+    adapter: Adapter | None = None
 
 
 class LogprobsRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -104,6 +106,7 @@ class NewRequestData(msgspec.Struct, array_like=True, kw_only=True):
     sampling: ResolvedSampling
     block_ids: tuple[list[int], ...]
     num_computed_tokens: int
+    adapter: Adapter | None = None
 
 
 class CachedRequestData(msgspec.Struct, array_like=True, kw_only=True, gc=False):

@@ -72,6 +72,7 @@ class StepBuilder:
                 sampling=request.sampling,
                 block_ids=block_ids,
                 num_computed_tokens=request.num_computed_tokens,
+                adapter=request.adapter,
             )
         )
         self.admitted.append(request)

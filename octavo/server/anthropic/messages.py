@@ -59,6 +59,7 @@ class Messages:
             f"msg_{secrets.token_hex(16)}",
             reasoning_end_ids=plan.reasoning_end_ids,
             reasoning_style=context.dialect.style,
+            lora_request=context.adapter_of(model),
         )
         answer = _Answer(body, prepared, plan, llm, model)
         if not body.stream:

@@ -135,7 +135,12 @@ class _Answer:
             tokens = await self._tokens(prompt)
             prepared.append(
                 await self._llm.prepare(
-                    tokens, params, self._id, priority=body.priority, reasoning_style=self._context.dialect.style
+                    tokens,
+                    params,
+                    self._id,
+                    priority=body.priority,
+                    reasoning_style=self._context.dialect.style,
+                    lora_request=self._context.adapter_of(self._model),
                 )
             )
             if len(prompts) > 1:

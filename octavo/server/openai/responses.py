@@ -72,6 +72,7 @@ class Responses:
             f"resp_{secrets.token_hex(16)}",
             reasoning_end_ids=plan.reasoning_end_ids,
             reasoning_style=context.dialect.style,
+            lora_request=context.adapter_of(model),
         )
         answer = _Answer(body, prepared, plan, llm, model, params, context.now)
         if not body.stream:
