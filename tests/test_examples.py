@@ -10,6 +10,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SAID = {
+    "beam_search.py": "The capital of France is Paris",
     "offline_batch.py": "The capital of France is' -> ' Paris",
     "chat.py": "assistant: ",
     "prefix_caching.py": "from the cache",

@@ -356,7 +356,7 @@ class AsyncLLM:
         self._admission.add(request)
         self._statistics.begin(prepared.choices)
         try:
-            for choice in prepared.choices:
+            for choice in prepared.for_core:
                 self._client.add_request(choice)
         except BaseException:
             self._close(request)
