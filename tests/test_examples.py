@@ -10,6 +10,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SAID = {
+    "beam_search.py": "The capital of France is Paris",
     "offline_batch.py": "The capital of France is' -> ' Paris",
     "chat.py": "assistant: ",
     "prefix_caching.py": "from the cache",
@@ -19,7 +20,7 @@ SAID = {
 }
 
 
-IN_SERVER_TESTS = {"openai_client.py"}
+IN_SERVER_TESTS = {"openai_client.py", "tool_calls.py"}
 
 
 def test_every_example_is_run() -> None:

@@ -22,6 +22,7 @@ from octavo.control.request import BlockHasher, Request
 from octavo.control.scheduler.quarantine import Quarantine
 from octavo.control.scheduler.scheduler import Scheduler
 from octavo.control.structured_output.manager import NoStructuredOutput, StructuredOutput
+from octavo.engine.failure import failed_outputs
 from octavo.engine.snapshot import LimitedSpans, take_snapshot
 from octavo.engine.step_facts import num_logit_rows, step_facts
 from octavo.engine.step_watch import NoStepWatch, StepWatch
@@ -33,7 +34,6 @@ from octavo.words.messages import (
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
-    FinishReason,
     GrammarMasks,
     SchedulerOutput,
     SchedulerStats,
@@ -89,6 +89,7 @@ class EngineCore:
         scheduler.gates = (*scheduler.gates, self._quarantine)
         self._in_flight: deque[_InFlight] = deque()
         self._aborts: queue.SimpleQueue[Sequence[str]] = queue.SimpleQueue()
+        self._got_tokens: set[str] = set()
         self._refused: dict[int, list[EngineCoreOutput]] = {}
         self._spans: Spans = NO_SPANS
         self._calls: dict[str, Callable[..., Any]] = {
@@ -143,10 +144,10 @@ class EngineCore:
         try:
             outputs = self._advance()
         except _StepFailed as failure:
-            outputs = {}
+            outputs, self._got_tokens = {}, set()
             self._survive(failure)
         if self._quarantine.on_trial is not None:
-            self._judge(outputs)
+            self._judge()
         return self._with_refused(outputs)
 
     def _advance(self) -> dict[int, list[EngineCoreOutput]]:
@@ -191,6 +192,9 @@ class EngineCore:
         began_at, self._returned_at = max(launched_at, self._returned_at), self._clock()
         if masks is not None:
             done.failed |= masks.failed
+        if self._quarantine.on_trial is not None:
+            rows = zip(done.request_ids, done.sampled_token_ids, strict=True)
+            self._got_tokens = {request_id for request_id, ids in rows if ids} - done.failed.keys()
         # An abort that came while the step ran must win over its tokens.
         self._drain_aborts()
         seconds = self._returned_at - began_at
@@ -219,10 +223,10 @@ class EngineCore:
         else:
             self._quarantine.accuse(request_ids)
 
-    def _judge(self, outputs: dict[int, list[EngineCoreOutput]]) -> None:
+    def _judge(self) -> None:
         """End the trial of a suspect that got a token, or that is gone."""
         suspect = self._quarantine.on_trial
-        if any(output.request_id == suspect and output.new_token_ids for found in outputs.values() for output in found):
+        if suspect in self._got_tokens:
             self._quarantine.acquit()
         elif suspect not in self.scheduler.requests:
             self._quarantine.dismiss()
@@ -274,13 +278,8 @@ class EngineCore:
 
     def _refuse(self, message: EngineCoreRequest, error: Exception) -> None:
         logger.warning("Request %s could not be added", message.request_id, exc_info=error)
-        output = EngineCoreOutput(
-            request_id=message.request_id,
-            new_token_ids=[],
-            finish_reason=FinishReason.ERROR,
-            error=f"{type(error).__name__}: {error}",
-        )
-        self._refused.setdefault(message.client_index, []).append(output)
+        refusals = failed_outputs(message, f"{type(error).__name__}: {error}")
+        self._refused.setdefault(message.client_index, []).extend(refusals)
 
     # Rare questions
 

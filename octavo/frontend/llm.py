@@ -17,6 +17,7 @@ from typing import Any, Self, TypeAlias, TypeVar, cast
 from octavo.config.flat import EngineArgs, flat
 from octavo.engine.info import EngineInfo
 from octavo.engine.metric import Metric
+from octavo.frontend.beam_search import beam_search_output
 from octavo.frontend.input_processor import PreparedRequest, own_params
 from octavo.frontend.llm_engine import LLMEngine
 from octavo.frontend.pooling import Scoring, text_pairs
@@ -24,6 +25,7 @@ from octavo.frontend.progress import progress_bar
 from octavo.tokenizer.chat_template import check_template_options
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.util.spans import Span
+from octavo.words.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
 from octavo.words.errors import EngineError, RequestError
 from octavo.words.inputs import PromptType, TokensPrompt
 from octavo.words.lora import LoRARequest
@@ -135,6 +137,32 @@ class LLM:
             named=None if one else "messages",
             use_tqdm=use_tqdm,
         )
+
+    def beam_search(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool = False,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The ``beam_width`` likeliest answers to each prompt, best first, as Transformers' beam search finds them.
+
+        Raises RequestError before any runs, naming the index of a bad prompt.
+        """
+        search = BeamSearch(
+            width=params.beam_width, length_penalty=params.length_penalty, early_stopping=params.early_stopping
+        )
+        sampling = SamplingParams(
+            n=search.width,
+            beam_search=search,
+            max_tokens=params.max_tokens,
+            min_tokens=params.min_tokens,
+            ignore_eos=params.ignore_eos,
+            logprobs=0,
+        )
+        outputs = self.generate(prompts, sampling, use_tqdm=use_tqdm, lora_request=lora_request)
+        return [beam_search_output(output, search, self.get_tokenizer()) for output in outputs]
 
     def encode(
         self,

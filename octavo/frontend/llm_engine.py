@@ -102,7 +102,7 @@ class LLMEngine:
         """Hand a prepared request to the core."""
         self._outputs.add_request(request.request_id, request.prompt, request.choices)
         self._statistics.begin(request.choices)
-        for choice in request.choices:
+        for choice in request.for_core:
             self._client.add_request(choice)
 
     def add_request(

@@ -69,6 +69,8 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, kw_only=True):
     A replay continues an answer that another core began; the core treats it as a preempted request. It brings the
     ``output_token_ids`` already produced and what the first core said of it: ``num_cached_tokens`` (-1: nothing yet),
     ``first_scheduled_time``, ``num_preemptions``. ``is_suspect``: it was in a step that its core did not survive.
+
+    A beam search is one request with several answers: ``choice_ids`` name them, the request's own id first.
     """
 
     request_id: str
@@ -84,6 +86,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, kw_only=True):
     num_preemptions: int = 0
     is_suspect: bool = False
     adapter: Adapter | None = None
+    choice_ids: tuple[str, ...] = ()
 
 
 class LogprobsRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -225,6 +228,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, kw_only=True):
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_accepted_tokens_per_pos: list[int] = []
+    num_beam_forks: int = 0
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, kw_only=True):
