@@ -90,7 +90,9 @@ class RunningServer:
 @pytest.fixture(scope="session")
 def server(succ: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A ready server. Tests leave it as they found it."""
-    server = RunningServer(succ, tmp_path_factory.mktemp("server") / "log", "--disable-access-log")
+    server = RunningServer(
+        succ, tmp_path_factory.mktemp("server") / "log", "--disable-access-log", "--enable-prompt-embeds"
+    )
     try:
         server.wait_until_ready()
         yield server
