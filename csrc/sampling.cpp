@@ -230,9 +230,16 @@ void score(const SamplingKernels& kernels, const LogprobsCall& call, std::size_t
 
 }  // namespace
 
-void row_maxima(ThreadPool& pool, const float* logits, std::size_t num_rows, std::size_t vocab_size, float* maxima) {
+std::vector<std::pair<std::size_t, float>> unusable_rows(ThreadPool& pool, const float* logits, std::size_t num_rows,
+                                                         std::size_t vocab_size) {
     const SamplingKernels& kernels = kKernels.active();
+    std::vector<float> maxima(num_rows);
     pool.run(num_rows, [&](std::size_t r, int) { maxima[r] = kernels.largest(logits + r * vocab_size, vocab_size); });
+    std::vector<std::pair<std::size_t, float>> found;
+    for (std::size_t r = 0; r < num_rows; ++r) {
+        if (!std::isfinite(maxima[r])) found.emplace_back(r, maxima[r]);
+    }
+    return found;
 }
 
 void choose_tokens(ThreadPool& pool, float* logits, std::size_t num_rows, std::size_t vocab_size,

@@ -4,6 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "threads/thread_pool.h"
 
@@ -19,8 +21,10 @@ struct RowChoice {
     std::uint32_t purpose;
 };
 
-// The largest number of each row of logits [num_rows, vocab_size], NaN if any is.
-void row_maxima(ThreadPool& pool, const float* logits, std::size_t num_rows, std::size_t vocab_size, float* maxima);
+// Rows of logits [num_rows, vocab_size] that no token can be taken from, with their largest number: NaN if any is,
+// infinity, or -infinity if all are.
+std::vector<std::pair<std::size_t, float>> unusable_rows(ThreadPool& pool, const float* logits, std::size_t num_rows,
+                                                         std::size_t vocab_size);
 
 // One token per row of usable logits (no NaN or +infinity, not all -infinity). With `keep`, rows of a temperature are
 // left as what the token was chosen from: after temperature, and -infinity where a filter took the id out.

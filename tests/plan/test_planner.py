@@ -266,3 +266,13 @@ def test_block_sizes_are_those_of_the_files_and_of_the_library() -> None:
     stored = {kind: in_file for kind, (in_file, _) in (NATIVE_BLOCKS | OTHER_BLOCKS).items()}
     blocks = {kind: size[0] for kind, size in dequantize.BLOCK_SIZES.items() if size[1] > 1}
     assert stored == blocks
+
+
+def test_threads_stay_on_cpus_that_are_ours_alone() -> None:
+    shared = msgspec.structs.replace(PLAIN, has_native=True)
+    alone = msgspec.structs.replace(shared, exclusive_cpus=(2, 3, 6, 7))
+    assert plan(caps=shared).pinned_cpus == ()
+    assert plan(caps=alone).pinned_cpus == (2, 3, 6, 7)
+    assert plan(caps=alone, num_threads=2).pinned_cpus == (2, 3)
+    assert plan(caps=alone, num_threads=5).pinned_cpus == ()
+    assert plan(caps=alone, kernels="reference").pinned_cpus == ()

@@ -35,6 +35,8 @@ Seed, position (absolute, of the token), choice index and purpose name the strea
 temperature is 0 for the best candidate; top_k is 0, top_p 1 and min_p 0 where there is none.
 """
 
+TokenIds: TypeAlias = npt.NDArray[np.int64]
+
 RowChoices: TypeAlias = npt.NDArray[Any]
 """[R] of ROW_CHOICE."""
 
@@ -49,8 +51,8 @@ class Chooser(Protocol):
         """Rows that no token can be taken from, with the reason; their logits become zeros."""
         ...
 
-    def choose(self, logits: Tensor, choices: RowChoices, *, keep_logits: bool = False) -> Tensor:
-        """One token per row of usable logits, [R] int64.
+    def choose(self, logits: Tensor, choices: RowChoices, *, keep_logits: bool = False) -> TokenIds:
+        """One token per row of usable logits, [R].
 
         ``keep_logits`` leaves in ``logits`` what each token was chosen from: after temperature, with everything that
         was filtered out at -inf. Otherwise they may be overwritten with anything.
@@ -68,7 +70,7 @@ class TorchChooser:
     def unusable_rows(self, logits: Tensor, what: str) -> dict[int, str]:
         return unusable_rows(logits, what)
 
-    def choose(self, logits: Tensor, choices: RowChoices, *, keep_logits: bool = False) -> Tensor:
+    def choose(self, logits: Tensor, choices: RowChoices, *, keep_logits: bool = False) -> TokenIds:
         random = np.flatnonzero(choices["temperature"])
         all_random = random.size == len(choices)
         token_ids = torch.empty(random.size, dtype=torch.int64) if all_random else best_ids(logits)
@@ -81,7 +83,7 @@ class TorchChooser:
             token_ids[rows], chosen_from = draw(scaled, filters, _keys(parameters), keep_logits=keep_logits)
             if chosen_from is not None:
                 logits[rows] = chosen_from
-        return token_ids
+        return token_ids.numpy()
 
     def logprob_rows(self, logits: Tensor, token_ids: Tensor, num_best: Sequence[int]) -> list[LogprobsRow]:
         return logprob_rows(logits, token_ids, num_best)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo.device.ops.native.context import NativeContext
-from octavo.device.sample.chooser import ROW_CHOICE, RowChoices
+from octavo.device.sample.chooser import ROW_CHOICE, RowChoices, TokenIds
 from octavo.device.sample.logprobs import WHOLE_VOCABULARY
 from octavo.device.sample.usable import clear_unusable
 from octavo.words.messages import LogprobsRow
@@ -24,16 +24,14 @@ class NativeChooser:
         self._pool = native.pool
 
     def unusable_rows(self, logits: Tensor, what: str) -> dict[int, str]:
-        best = torch.empty(len(logits), dtype=torch.float32)
-        self._library.row_maxima(self._pool, _address(logits), *logits.shape, best.data_ptr())
-        return clear_unusable(logits, best, what)
+        return clear_unusable(logits, self._library.unusable_rows(self._pool, _address(logits), *logits.shape), what)
 
-    def choose(self, logits: Tensor, choices: RowChoices, *, keep_logits: bool = False) -> Tensor:
-        token_ids = torch.empty(len(logits), dtype=torch.int64)
+    def choose(self, logits: Tensor, choices: RowChoices, *, keep_logits: bool = False) -> TokenIds:
+        token_ids = np.empty(len(logits), dtype=np.int64)
         choices = np.ascontiguousarray(choices)
         assert choices.dtype == ROW_CHOICE and len(choices) == len(logits)
         self._library.choose_tokens(
-            self._pool, _address(logits), *logits.shape, choices.ctypes.data, keep_logits, token_ids.data_ptr()
+            self._pool, _address(logits), *logits.shape, choices.ctypes.data, keep_logits, token_ids.ctypes.data
         )
         return token_ids
 

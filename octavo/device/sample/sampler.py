@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from octavo.device.sample.chooser import ROW_CHOICE, Chooser, RowChoices, TorchChooser
+from octavo.device.sample.chooser import ROW_CHOICE, Chooser, RowChoices, TokenIds, TorchChooser
 from octavo.device.sample.grammar_mask import GrammarMask
 from octavo.device.sample.logits_processors import (
     AllowedTokens,
@@ -115,7 +116,8 @@ class Sampler:
         return choices
 
     def _logprobs(
-        self, logits: Tensor, token_ids: Tensor, asking: list[int], batch: SamplingBatch
+        self, logits: Tensor, token_ids: TokenIds, asking: list[int], batch: SamplingBatch
     ) -> dict[int, LogprobsRow]:
         num_best = [self._num_logprobs[batch.slots[row]] for row in asking]
-        return dict(zip(asking, self._chooser.logprob_rows(logits, token_ids[asking], num_best), strict=True))
+        chosen = torch.from_numpy(token_ids[asking])
+        return dict(zip(asking, self._chooser.logprob_rows(logits, chosen, num_best), strict=True))

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from octavo.device.layers.attention import attention_layers, bind_kv_cache
@@ -75,6 +74,7 @@ class ModelRunner:
                 for group, table in zip(groups, tables, strict=True)
             ],
             **sizes,
+            library=self.graphs.library,
         )
         self.graphs.forget("not captured yet")
         self._config = config
@@ -84,7 +84,6 @@ class ModelRunner:
         """Drop every request the runner knows."""
         self._table.clear()
 
-    @torch.inference_mode()
     def capture_graphs(self, vocab_size: int) -> GraphReport:
         """Record a step, and hold replays at other sizes to eager steps; from then on steps are replayed.
 
@@ -116,7 +115,6 @@ class ModelRunner:
         finally:
             self._table.update(dummy_end(output))
 
-    @torch.inference_mode()
     def execute(self, output: SchedulerOutput) -> Step:
         """Compute the hidden states of a decided step. A step without tokens only updates what is known."""
         self._table.update(output)
@@ -132,12 +130,11 @@ class ModelRunner:
             self.spans.extend(self.graphs.forward_spans())
         return Step(output.step_id, batch, hidden)
 
-    @torch.inference_mode()
     def sample(self, step: Step, grammar_masks: GrammarMasks | None = None) -> ModelRunnerOutput:
         """Finish a step: tokens for the requests that are done with their known ones, and guesses for the next step."""
         if step.batch is None or step.hidden is None:
             return ModelRunnerOutput(step_id=step.step_id, request_ids=[], sampled_token_ids=[])
         output = self._head.finish(step.hidden, step.batch, self._table, grammar_masks)
-        if self.spans.detailed and len(step.batch.sampled):
+        if self.spans.detailed and step.batch.counts.num_sampled:
             self.spans.extend(self.graphs.logits_spans())
         return output
