@@ -1,8 +1,8 @@
 """From logits to one token per row.
 
-Order: raw logits saved for logprobs, text tokens only, allowed ids, bad words, min_tokens, logit_bias, penalties,
-what a grammar allows, then greedy, or temperature, min_p, top_k, top_p and a draw. What no row of a batch uses costs
-nothing.
+Order: raw logits saved for logprobs, text tokens only, allowed ids, bad words, min_tokens, logit_bias, the processors
+of the user, penalties, budgets of thought, what a grammar allows, then greedy, or temperature, min_p, top_k, top_p and
+a draw. What no row of a batch uses costs nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+<<<<<<< HEAD
 from octavo.device.sample.chooser import ROW_CHOICE, Chooser, RowChoices, TokenIds, TorchChooser
+=======
+from octavo.device.sample.chooser import ROW_CHOICE, Chooser, RowChoices, TorchChooser
+from octavo.device.sample.custom_processors import CustomProcessor
+>>>>>>> main
 from octavo.device.sample.grammar_mask import GrammarMask
 from octavo.device.sample.logits_processors import (
     AllowedTokens,
@@ -27,6 +32,8 @@ from octavo.device.sample.logits_processors import (
 )
 from octavo.device.sample.penalties import Penalties
 from octavo.device.sample.random_numbers import Purpose
+from octavo.device.sample.thinking_budget import ThinkingBudget
+from octavo.words.errors import RequestError
 from octavo.words.messages import LogprobsRow, NewRequestData
 
 
@@ -39,15 +46,17 @@ class SamplerOutput:
     failed: dict[int, str] = field(default_factory=dict)
 
 
-def builtin_processors(vocab_size: int) -> tuple[LogitsProcessor, ...]:
-    """The processors of SamplingParams, in their order."""
+def builtin_processors(vocab_size: int, custom: Sequence[LogitsProcessor] = ()) -> tuple[LogitsProcessor, ...]:
+    """The processors of SamplingParams, in their order, with those of the user in their place."""
     return (
         TextTokensOnly(vocab_size),
         AllowedTokens(),
         BadWords(),
         MinTokens(),
         LogitBias(),
+        *custom,
         Penalties(vocab_size),
+        ThinkingBudget(),
         GrammarMask(),
     )
 
@@ -71,6 +80,7 @@ class Sampler:
         self._chooser = chooser or TorchChooser()
         self._processed_logprobs = processed_logprobs
         self._num_logprobs: dict[int, int] = {}
+        self._refused: dict[int, str] = {}
         self._choices = np.zeros(max_num_slots, dtype=ROW_CHOICE)
 
     def add(self, slot: int, request: NewRequestData) -> None:
@@ -83,11 +93,15 @@ class Sampler:
         if params.logprobs is not None:
             self._num_logprobs[slot] = params.logprobs
         for processor in self._processors:
-            processor.add(slot, request)
+            try:
+                processor.add(slot, request)
+            except RequestError as error:
+                self._refused[slot] = str(error)
 
     def remove(self, slot: int) -> None:
         """Forget the slot's request."""
         self._num_logprobs.pop(slot, None)
+        self._refused.pop(slot, None)
         for processor in self._processors:
             processor.remove(slot)
 
@@ -105,10 +119,18 @@ class Sampler:
         if any(changed):
             problem = "the logits after the request's own constraints"
             failed = self._chooser.unusable_rows(logits, problem) | failed
+        if self._refused:
+            failed |= {row: self._refused[slot] for row, slot in enumerate(batch.slots) if slot in self._refused}
         # In processed mode, the logits then hold what the tokens were chosen from.
         token_ids = self._chooser.choose(logits, self._row_choices(batch), keep_logits=self._processed_logprobs)
         rows = self._logprobs(logits[asking] if raw is None else raw, token_ids, asking, batch) if asking else {}
         return SamplerOutput(token_ids.tolist(), [rows.get(row) for row in range(len(batch.slots))], failed)
+
+    def counters(self) -> dict[str, int]:
+        """How often since start rows were forced to end their thoughts, and each processor of the user changed any."""
+        custom = {each.name: each.num_applied for each in self._processors if isinstance(each, CustomProcessor)}
+        budgets = (each.num_forced for each in self._processors if isinstance(each, ThinkingBudget))
+        return {"thinking_budget": sum(budgets), **custom}
 
     def _row_choices(self, batch: SamplingBatch) -> RowChoices:
         choices = self._choices[batch.slots]

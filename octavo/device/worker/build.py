@@ -21,6 +21,7 @@ from octavo.device.models.build import build_model
 from octavo.device.models.options import ModelOptions
 from octavo.device.ops.kernels import Kernels, load_kernels, with_reference
 from octavo.device.sample.chooser import TorchChooser
+from octavo.device.sample.custom_processors import load_custom_processors
 from octavo.device.sample.native_chooser import NativeChooser
 from octavo.device.sample.prompt_logprobs import PromptLogprobs
 from octavo.device.sample.sampler import Sampler, builtin_processors
@@ -107,9 +108,10 @@ def build_model_runner(
         pooler = PoolingHead(model, facts.pooling, num_labels=facts.num_labels)
         return run_with(pooler, (pooler,))
     chooser = TorchChooser() if kernels.native is None else NativeChooser(kernels.native)
+    custom = load_custom_processors(config.model.logits_processors, facts.vocab_size)
     sampler = Sampler(
         plan.max_num_seqs,
-        builtin_processors(facts.vocab_size),
+        builtin_processors(facts.vocab_size, custom),
         processed_logprobs=config.model.logprobs_mode == "processed_logprobs",
         chooser=chooser,
     )
