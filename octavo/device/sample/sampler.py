@@ -14,12 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-<<<<<<< HEAD
 from octavo.device.sample.chooser import ROW_CHOICE, Chooser, RowChoices, TokenIds, TorchChooser
-=======
-from octavo.device.sample.chooser import ROW_CHOICE, Chooser, RowChoices, TorchChooser
 from octavo.device.sample.custom_processors import CustomProcessor
->>>>>>> main
 from octavo.device.sample.grammar_mask import GrammarMask
 from octavo.device.sample.logits_processors import (
     AllowedTokens,
