@@ -22,10 +22,11 @@ auto bound_unusable_rows(ThreadPool& pool, Address logits, std::size_t num_rows,
     return unusable_rows(pool, address<const float>(logits), num_rows, vocab_size);
 }
 
-void bound_choose_tokens(ThreadPool& pool, Address logits, std::size_t num_rows, std::size_t vocab_size, Address choices,
-                         bool keep, Address tokens) {
-    choose_tokens(pool, address<float>(logits), num_rows, vocab_size, address<const RowChoice>(choices), keep,
-                  address<std::int64_t>(tokens));
+auto bound_choose_tokens(ThreadPool& pool, Address logits, std::size_t vocab_size, Address choices,
+                         const std::vector<std::int64_t>& slots, const std::vector<std::int64_t>& positions, bool keep) {
+    const nb::gil_scoped_release released;
+    return choose_tokens(pool, address<float>(logits), vocab_size, address<const RowChoice>(choices), slots, positions,
+                         keep);
 }
 
 void bound_log_probabilities(ThreadPool& pool, Address logits, std::size_t num_rows, std::size_t vocab_size,
@@ -52,9 +53,9 @@ void bind_sampling(nb::module_& m) {
     m.def("unusable_rows", &bound_unusable_rows, nb::arg("pool"), nb::arg("logits"), nb::arg("num_rows"),
           nb::arg("vocab_size"), "(row, largest number) of the rows of float32 [num_rows, vocab_size] where that is none\n"
           "to choose by: NaN if any is, infinity, or -infinity if all are.");
-    m.def("choose_tokens", &bound_choose_tokens, nb::arg("pool"), nb::arg("logits"), nb::arg("num_rows"),
-          nb::arg("vocab_size"), nb::arg("choices"), nb::arg("keep"), nb::arg("tokens"), released(),
-          "One int64 token per row of usable float32 logits, by its RowChoice; `keep` leaves what it was chosen from.");
+    m.def("choose_tokens", &bound_choose_tokens, nb::arg("pool"), nb::arg("logits"), nb::arg("vocab_size"),
+          nb::arg("choices"), nb::arg("slots"), nb::arg("positions"), nb::arg("keep"),
+          "One token per row of usable float32 logits, by the RowChoice of its slot; `keep` leaves what it was chosen from.");
     m.def("log_probabilities", &bound_log_probabilities, nb::arg("pool"), nb::arg("logits"), nb::arg("num_rows"),
           nb::arg("vocab_size"), nb::arg("width"), nb::arg("tokens"), nb::arg("num_best"), nb::arg("token_logprobs"),
           nb::arg("ranks"), nb::arg("counts"), nb::arg("ids"), nb::arg("values"), released(),

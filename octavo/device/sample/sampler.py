@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.device.sample.chooser import ROW_CHOICE, Chooser, RowChoices, TokenIds, TorchChooser
+from octavo.device.sample.chooser import ROW_CHOICE, Chooser, TorchChooser
 from octavo.device.sample.custom_processors import CustomProcessor
 from octavo.device.sample.grammar_mask import GrammarMask
 from octavo.device.sample.logits_processors import (
@@ -118,9 +118,12 @@ class Sampler:
         if self._refused:
             failed |= {row: self._refused[slot] for row, slot in enumerate(batch.slots) if slot in self._refused}
         # In processed mode, the logits then hold what the tokens were chosen from.
-        token_ids = self._chooser.choose(logits, self._row_choices(batch), keep_logits=self._processed_logprobs)
+        positions: list[int] = batch.num_tokens.tolist()
+        token_ids = self._chooser.choose(
+            logits, self._choices, batch.slots, positions, keep_logits=self._processed_logprobs
+        )
         rows = self._logprobs(logits[asking] if raw is None else raw, token_ids, asking, batch) if asking else {}
-        return SamplerOutput(token_ids.tolist(), [rows.get(row) for row in range(len(batch.slots))], failed)
+        return SamplerOutput(token_ids, [rows.get(row) for row in range(len(batch.slots))], failed)
 
     def counters(self) -> dict[str, int]:
         """How often since start rows were forced to end their thoughts, and each processor of the user changed any."""
@@ -128,14 +131,9 @@ class Sampler:
         budgets = (each.num_forced for each in self._processors if isinstance(each, ThinkingBudget))
         return {"thinking_budget": sum(budgets), **custom}
 
-    def _row_choices(self, batch: SamplingBatch) -> RowChoices:
-        choices = self._choices[batch.slots]
-        choices["position"] = batch.num_tokens
-        return choices
-
     def _logprobs(
-        self, logits: Tensor, token_ids: TokenIds, asking: list[int], batch: SamplingBatch
+        self, logits: Tensor, token_ids: list[int], asking: list[int], batch: SamplingBatch
     ) -> dict[int, LogprobsRow]:
         num_best = [self._num_logprobs[batch.slots[row]] for row in asking]
-        chosen = torch.from_numpy(token_ids[asking])
+        chosen = torch.tensor([token_ids[row] for row in asking])
         return dict(zip(asking, self._chooser.logprob_rows(logits, chosen, num_best), strict=True))

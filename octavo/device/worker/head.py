@@ -125,6 +125,8 @@ class SamplingHead:
         """Rows for the prompt tokens that follow this step's positions, and requests that cannot be scored."""
         rows: dict[str, list[LogprobsRow]] = {}
         failed: dict[str, str] = {}
+        if not self._prompt_logprobs.is_asked:
+            return rows, failed
         for row, num_best in self._prompt_logprobs.asking(batch.slots.tolist()):
             request_id, slot = batch.request_ids[row], batch.slots[row]
             start = int(batch.num_computed[row])
