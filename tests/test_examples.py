@@ -10,9 +10,11 @@ import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SAID = {
+    "beam_search.py": "The capital of France is Paris",
     "offline_batch.py": "The capital of France is' -> ' Paris",
     "chat.py": "assistant: ",
     "prefix_caching.py": "from the cache",
+    "lora.py": "made-up: ",
     "own_logits_processor.py": "",
     "structured_output.py": "France {'city': 'Paris', 'continent': 'Europe'}",
 }

@@ -60,6 +60,13 @@ class ServerConfig:
             "none = thoughts are content."
         ),
     ] = "auto"
+    lora_modules: Annotated[
+        str | None, Option("LoRA adapters to serve as models from the start: name=path, with commas between.")
+    ] = None
+    lora_folder: Annotated[
+        str | None,
+        Option("Folder below which /v1/load_lora_adapter may load adapters; without it there is no such route."),
+    ] = None
     dev_mode: Annotated[
         bool, Option("Routes that change the engine: reset_prefix_cache, collective_rpc, pause, resume, server_info.")
     ] = False

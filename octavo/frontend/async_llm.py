@@ -31,6 +31,7 @@ from octavo.tokenizer.reasoning_style import ReasoningStyle
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.words.errors import EngineDeadError, EngineError, RequestError, RequestTimeoutError
 from octavo.words.inputs import PromptType
+from octavo.words.lora import LoRARequest
 from octavo.words.messages import EngineCoreOutputs, FinishReason
 from octavo.words.outputs import PoolingRequestOutput, RequestOutput
 from octavo.words.pooling_params import PoolingParams
@@ -67,7 +68,9 @@ class AsyncLLM:
         self._outputs = output_processor
         self._admission = admission or Admission()
         self._request_timeout_s = request_timeout_s
-        self._statistics = Statistics(RequestStats(client.info.max_model_len), stat_loggers)
+        self._statistics = Statistics(
+            RequestStats(client.info.max_model_len, max_loras=client.info.plan.max_loras), stat_loggers
+        )
         self._slots: dict[OpenRequest, _OutputSlot] = {}
         self._request_ids = itertools.count()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -126,6 +129,7 @@ class AsyncLLM:
         *,
         priority: int | None = None,
         timeout_s: float | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer one prompt: yield outputs as they come, the last one ``finished``.
 
@@ -134,7 +138,7 @@ class AsyncLLM:
         OverloadedError where too many wait, RequestTimeoutError after ``timeout_s`` (None: that of the engine), and
         EngineDeadError when the core fails.
         """
-        prepared = await self.prepare(prompt, sampling_params, request_id, priority=priority)
+        prepared = await self.prepare(prompt, sampling_params, request_id, priority=priority, lora_request=lora_request)
         async for output in self.run(prepared, timeout_s=timeout_s):
             yield output
 
@@ -146,6 +150,7 @@ class AsyncLLM:
         *,
         priority: int | None = None,
         reasoning_end_ids: tuple[int, ...] = (),
+        lora_request: LoRARequest | None = None,
         reasoning_style: ReasoningStyle | None = None,
     ) -> PreparedRequest:
         """Check a request, turn it into tokens and see whether it may join the queue; nothing runs yet.
@@ -164,11 +169,17 @@ class AsyncLLM:
                 priority=priority,
                 arrival_time=time.time(),
                 reasoning_end_ids=reasoning_end_ids,
+                lora_request=lora_request,
                 reasoning_style=reasoning_style,
             ),
         )
         self.check_admission(prepared)
         return prepared
+
+    async def add_lora(self, lora_request: LoRARequest) -> None:
+        """Check an adapter and have it in memory before the first request. Raises RequestError, EngineError."""
+        adapter = await asyncio.to_thread(self._inputs.find_adapter, lora_request)
+        await self.call("load_adapter", adapter)
 
     async def encode(
         self,
@@ -320,7 +331,7 @@ class AsyncLLM:
         self._admission.add(request)
         self._statistics.begin(prepared.choices)
         try:
-            for choice in prepared.choices:
+            for choice in prepared.for_core:
                 self._client.add_request(choice)
         except BaseException:
             self._close(request)

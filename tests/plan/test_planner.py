@@ -276,3 +276,23 @@ def test_threads_stay_on_cpus_that_are_ours_alone() -> None:
     assert plan(caps=alone, num_threads=2).pinned_cpus == (2, 3)
     assert plan(caps=alone, num_threads=5).pinned_cpus == ()
     assert plan(caps=alone, kernels="reference").pinned_cpus == ()
+
+
+def test_as_many_adapters_are_kept_in_memory_as_run_unless_more_are_asked() -> None:
+    assert plan().max_loras == plan(max_loras=3).max_loras == 0
+    decided = plan(enable_lora=True, max_loras=3)
+    assert (decided.max_loras, decided.max_cpu_loras) == (3, 3)
+    assert plan(enable_lora=True, max_loras=3, max_cpu_loras=8).max_cpu_loras == 8
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"max_loras": 3, "max_cpu_loras": 2}, "max_cpu_loras=2 is below max_loras=3"),
+        ({"runner": "pooling"}, "enable_lora=True cannot be had"),
+        ({"load_format": "mock"}, "enable_lora=True cannot be had"),
+    ],
+)
+def test_adapters_that_cannot_be_had_are_one_clear_line(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan(enable_lora=True, **asked)

@@ -112,7 +112,8 @@ class Messages:
         llm = context.llm
         params = message_params(body, llm.default_sampling_params)
         ids = await self._ids(body)
-        prepared = await llm.prepare({"prompt_token_ids": ids}, params, f"msg_{secrets.token_hex(16)}")
+        answer_id, adapter = f"msg_{secrets.token_hex(16)}", context.adapter_of(model)
+        prepared = await llm.prepare({"prompt_token_ids": ids}, params, answer_id, lora_request=adapter)
         answer = _Answer(body, prepared, llm, model)
         if not body.stream:
             return json_response(await unless_gone(request, answer.whole()))

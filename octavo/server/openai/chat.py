@@ -219,6 +219,7 @@ class ChatCompletions:
             answer_id,
             priority=body.priority,
             reasoning_end_ids=plan.reasoning_end_ids,
+            lora_request=context.adapter_of(model),
             reasoning_style=context.dialect.style,
         )
         answer = _Answer(body, prepared, plan, llm, model, context)

@@ -55,7 +55,8 @@ class Responses:
         params = response_params(body, llm.default_sampling_params)
         system = [{"role": "system", "content": body.instructions}] if body.instructions else []
         ids = await conversation_ids(llm, [*system, *messages])
-        prepared = await llm.prepare({"prompt_token_ids": ids}, params, f"resp_{secrets.token_hex(16)}")
+        answer_id, adapter = f"resp_{secrets.token_hex(16)}", context.adapter_of(model)
+        prepared = await llm.prepare({"prompt_token_ids": ids}, params, answer_id, lora_request=adapter)
         answer = _Answer(body, prepared, llm, model, params, context.now)
         if not body.stream:
             whole = await unless_gone(request, answer.whole())
