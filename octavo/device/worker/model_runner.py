@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import numpy as np
 from torch import Tensor, nn
 
 from octavo.device.layers.attention import attention_layers, bind_kv_cache
@@ -128,7 +127,7 @@ class ModelRunner:
             return Step(output.step_id)
         with self.spans.span("prepare"):
             batch = self._inputs.prepare(output, self._table)
-            self.adapters.begin_step(batch.slots, np.diff(batch.query_start_loc))
+            self.adapters.begin_step(batch.slots, batch.query_start_loc)
         with self.spans.span("forward"):
             hidden = self.graphs.forward(batch)
         if self.spans.detailed:
