@@ -3,8 +3,9 @@
     python benchmarks/lora.py --model qwen2.5-coder-0.5b --rank 16 --rounds 3
 
 Adapters are random, of every linear layer. Rounds alternate (plain engine, adapted engine); both decode the same number
-of tokens from the same prompts. Prints a JSON object: for each number of requests the median ratio of seconds per step,
-and beside it the ratio of bytes that a step reads (weights, and those of every adapter in the batch).
+of tokens from the same prompts. Prints a JSON object: for each number of requests the seconds of a decoding step's
+forward pass without and with adapters and the median of their ratio, and beside it the ratio of bytes that a step
+reads (weights, and those of every adapter in the batch).
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import argparse
 import json
 import statistics
 import tempfile
-import time
 from pathlib import Path
 
 import numpy as np
@@ -50,18 +50,16 @@ def adapter_bytes(shapes: Shapes, rank: int, item_bytes: int) -> int:
 
 
 def decode_seconds(llm: LLM, num_requests: int, num_tokens: int, adapters: list[LoRARequest] | None) -> float:
-    """Seconds per step of decoding: two runs of different length, so that prompts and start-up cancel out."""
+    """Median seconds of the forward pass of a step in which every request decodes."""
     prompts = [
         {"prompt_token_ids": [1 + (i * 31 + j) % 1000 for j in range(PROMPT_TOKENS)]} for i in range(num_requests)
     ]
     asked = None if adapters is None else [adapters[i % NUM_ADAPTERS] for i in range(num_requests)]
-    seconds = []
-    for length in (2, 2 + num_tokens):
-        params = SamplingParams(temperature=0.0, max_tokens=length, ignore_eos=True, detokenize=False)
-        began = time.perf_counter()
-        llm.generate(prompts, params, use_tqdm=False, lora_request=asked)
-        seconds.append(time.perf_counter() - began)
-    return (seconds[1] - seconds[0]) / num_tokens
+    params = SamplingParams(temperature=0.0, max_tokens=num_tokens + 1, ignore_eos=True, detokenize=False)
+    llm.start_profile()
+    llm.generate(prompts, params, use_tqdm=False, lora_request=asked)
+    steps = [span.duration_ns / 1e9 for span in llm.stop_profile() if span.name == "forward"]
+    return statistics.median(steps[-num_tokens:])
 
 
 def main() -> None:
@@ -74,15 +72,15 @@ def main() -> None:
     args = parser.parse_args()
     common = {"max_model_len": 256, "max_num_seqs": max(SIZES), "enable_prefix_caching": False}
     lora = {"enable_lora": True, "max_loras": NUM_ADAPTERS, "max_lora_rank": args.rank}
-    ratios: dict[int, list[float]] = {size: [] for size in SIZES}
+    pairs: dict[int, list[tuple[float, float]]] = {size: [] for size in SIZES}
     with LLM(args.model, **common) as plain, LLM(args.model, **common, **lora) as adapted:
         shapes = projection_shapes(plain.info.facts)
         folder = Path(tempfile.mkdtemp())
         adapters = [make_adapter(folder / str(i), shapes, args.rank, i) for i in range(NUM_ADAPTERS)]
         for _ in range(args.rounds):
             for size in SIZES:
-                base = decode_seconds(plain, size, args.num_tokens, None)
-                ratios[size].append(decode_seconds(adapted, size, args.num_tokens, adapters) / base)
+                without = decode_seconds(plain, size, args.num_tokens, None)
+                pairs[size].append((without, decode_seconds(adapted, size, args.num_tokens, adapters)))
         (weights,) = plain.collective_rpc("weight_bytes")
         (counters,) = adapted.collective_rpc("adapter_counters")
         item_bytes = 2 if plain.info.plan.dtype == "bfloat16" else 4
@@ -92,7 +90,11 @@ def main() -> None:
         "dtype": plain.info.plan.dtype,
         "rank": args.rank,
         "adapters": NUM_ADAPTERS,
-        "seconds_ratio": {size: round(statistics.median(found), 3) for size, found in ratios.items()},
+        "seconds": {size: [[round(each, 4) for each in pair] for pair in found] for size, found in pairs.items()},
+        "seconds_ratio": {
+            size: round(statistics.median(adapted_s / plain_s for plain_s, adapted_s in found), 3)
+            for size, found in pairs.items()
+        },
         "bytes_ratio": round((sum(weights.values()) + added) / sum(weights.values()), 3),
         "rows_with_adapters": counters["rows"],
     }

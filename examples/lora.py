@@ -23,9 +23,9 @@ def make_adapter(folder: Path, shapes: dict[str, tuple[int, int]]) -> None:
     random = np.random.default_rng(0)
     tensors = {}
     for name, (out_features, in_features) in shapes.items():
-        tensors[f"base_model.model.{name}.lora_A.weight"] = random.standard_normal((RANK, in_features), np.float32) / 50
+        tensors[f"base_model.model.{name}.lora_A.weight"] = random.standard_normal((RANK, in_features), np.float32) / 20
         tensors[f"base_model.model.{name}.lora_B.weight"] = (
-            random.standard_normal((out_features, RANK), np.float32) / 50
+            random.standard_normal((out_features, RANK), np.float32) / 20
         )
     folder.mkdir()
     save_file(tensors, folder / "adapter_model.safetensors")

@@ -20,7 +20,7 @@ SAID = {
 }
 
 
-IN_SERVER_TESTS = {"openai_client.py"}
+IN_SERVER_TESTS = {"openai_client.py", "tool_calls.py"}
 
 
 def test_every_example_is_run() -> None:

@@ -22,6 +22,10 @@ class ServerConfig:
     api_key_file: Annotated[
         str | None, Option("File with such keys, one a line; unlike a flag it is not seen in the list of processes.")
     ] = None
+    ssl_keyfile: Annotated[str | None, Option("Private key (PEM) with which to serve HTTPS.")] = None
+    ssl_certfile: Annotated[
+        str | None, Option("Certificate (PEM) to it, with those that lead to its root; both or neither are given.")
+    ] = None
     allowed_origins: Annotated[
         str | None, Option("Origins that a browser may call from (CORS); none unless given.")
     ] = None

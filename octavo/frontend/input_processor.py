@@ -82,6 +82,7 @@ class InputProcessor:
         self._vocab_size = facts.vocab_size
         self._hidden_size = facts.hidden_size
         self._num_labels = facts.num_labels
+        self._dimensions = () if config.model.matryoshka else facts.matryoshka_dimensions
         self._runner = runner
         self._adapters = adapters_of(config.lora, facts)
         self._generation_config = generation_config
@@ -174,12 +175,22 @@ class InputProcessor:
             raise RequestError(
                 f"{params.task}: this model has no classifier; it can embed and token_embed.", param="task"
             )
-        if params.dimensions is not None and params.dimensions > self._hidden_size:
-            raise RequestError(
-                f"dimensions must be at most {self._hidden_size}, which this model's vectors have; "
-                f"got {params.dimensions}.",
-                param="dimensions",
+        if params.dimensions is not None:
+            self._check_dimensions(params.dimensions)
+
+    def _check_dimensions(self, asked: int) -> None:
+        if asked > self._hidden_size:
+            problem = f"dimensions must be at most {self._hidden_size}, which this model's vectors have; got {asked}."
+        elif self._dimensions is None:
+            problem = (
+                "dimensions: nothing says that this model's vectors may be shortened (matryoshka in its config.json); "
+                "start with matryoshka=True (--matryoshka) if you know that they may."
             )
+        elif self._dimensions and asked not in self._dimensions:
+            problem = f"dimensions can be {', '.join(map(str, self._dimensions))} with this model; got {asked}."
+        else:
+            return
+        raise RequestError(problem, param="dimensions")
 
     def _read_pair(self, pair: tuple[str, str], params: PoolingParams) -> tuple[_Prompt, PoolingParams]:
         """[CLS] first [SEP] second [SEP], as encoders read two texts."""

@@ -12,13 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.server.adapters import AdapterRoutes, LoadAdapterRequest, UnloadAdapterRequest
-from octavo.server.anthropic.messages import (
-    CountTokensRequest,
-    MessageObject,
-    MessageRequest,
-    Messages,
-    TokenCount,
-)
+from octavo.server.anthropic.message_words import CountTokensRequest, MessageObject, MessageRequest, TokenCount
+from octavo.server.anthropic.messages import Messages
 from octavo.server.api_error import ErrorResponse
 from octavo.server.context import ServerContext
 from octavo.server.development import Development, PauseRequest, RpcRequest

@@ -76,6 +76,8 @@ def run_server(
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=GRACEFUL_TIMEOUT_S,
+            ssl_keyfile=config.ssl_keyfile,
+            ssl_certfile=config.ssl_certfile,
             root_path=config.root_path,
             proxy_headers=False,
         )
