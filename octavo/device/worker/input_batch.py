@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from octavo.device.attention.backend import AttentionBackend
-from octavo.device.attention.context import ForwardContext
+from octavo.device.attention.context import ForwardContext, GivenRows
 from octavo.device.attention.metadata import AttentionMetadata, CommonMetadata
 from octavo.device.worker.block_table import BlockTable
 from octavo.device.worker.kv_cache import LayerGroup
@@ -33,6 +33,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 class InputBatch:
     """One step's rows. Arrays are views of those of ``inputs``: they are this step's until the next is prepared.
 
+    given: embeddings that stand in place of tokens, if any.
     num_drafts_to_guess: by request, the most drafts to guess after the step.
     """
 
@@ -42,6 +43,7 @@ class InputBatch:
     num_drafts_to_guess: Mapping[str, int]
     inputs: StepInputs
     table: RequestTable
+    given: GivenRows | None = None
 
     @property
     def num_requests(self) -> int:
@@ -130,6 +132,7 @@ class InputBatch:
             num_tokens=self.num_tokens,
             query_start_loc=self.inputs.query_start_loc[: self.num_requests + 1],
             token_types=self._token_types(),
+            given=self.given,
         )
 
     def _token_types(self) -> Tensor | None:
