@@ -146,8 +146,8 @@ class StepGraphs:
         rows = batch.sampled_token_rows
         logits = None if self._logits is None else self.logits(replayed, rows)
         eager = self._eager(batch)
-        eager_rows = eager[torch.from_numpy(rows)]
-        if not (_same_bits(replayed, eager) and (logits is None or _same_bits(logits, self.compute_logits(eager_rows)))):
+        same_logits = logits is None or _same_bits(logits, self.compute_logits(eager[torch.from_numpy(rows)]))
+        if not (_same_bits(replayed, eager) and same_logits):
             raise CaptureError(
                 f"a replayed step of {batch.num_requests} requests and {batch.num_tokens} tokens differs from the same "
                 "step run op by op"
