@@ -81,7 +81,8 @@ class StepGraphs:
 
     def forward(self, batch: InputBatch) -> Tensor:
         """Hidden states after the last norm, [T, hidden_size]."""
-        if self._forward is None or batch.inputs is not self._inputs or batch.num_tokens > self._forward.arena.max_rows:
+        is_captured = self._forward is not None and batch.inputs is self._inputs and batch.given is None
+        if self._forward is None or not is_captured or batch.num_tokens > self._forward.arena.max_rows:
             self.num_eager_steps += 1
             return self._eager(batch)
         self.num_replays += 1

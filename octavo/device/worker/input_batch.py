@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from octavo.device.attention.backend import AttentionBackend
-from octavo.device.attention.context import ForwardContext
+from octavo.device.attention.context import ForwardContext, GivenRows
 from octavo.device.attention.metadata import AttentionMetadata, CommonMetadata
 from octavo.device.worker.block_table import BlockTable
 from octavo.device.worker.kv_cache import LayerGroup
@@ -36,6 +36,7 @@ class InputBatch:
     sampled: [S] int64; the requests, by row, all of whose known tokens are computed by this step: only these get a
              token, the others are still inside their prompt.
     num_drafts: [S] int64; drafts that follow the known tokens of each of those.
+    given: embeddings that stand in place of tokens, if any.
     num_drafts_to_guess: by request, the most drafts to guess after the step.
     """
 
@@ -51,6 +52,7 @@ class InputBatch:
     num_drafts_to_guess: Mapping[str, int]
     num_tokens: int
     inputs: StepInputs
+    given: GivenRows | None = None
 
     @property
     def num_requests(self) -> int:
@@ -77,6 +79,7 @@ class InputBatch:
             num_tokens=self.num_tokens,
             query_start_loc=self.inputs.query_start_loc[: self.num_requests + 1],
             token_types=self._token_types(),
+            given=self.given,
         )
 
     def _token_types(self) -> Tensor | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from octavo.device.worker.graphs import StepGraphs, capture_steps
 from octavo.device.worker.head import Head
 from octavo.device.worker.input_batch import GroupInputs, InputBatch, StepInputs
 from octavo.device.worker.kv_cache import KVCache, layer_groups
+from octavo.device.worker.prompt_embeds import PromptEmbeds
 from octavo.device.worker.request_table import RequestTable, SlotHolder
 from octavo.util.spans import NO_SPANS, Spans
 from octavo.words.errors import CaptureError
@@ -57,7 +58,8 @@ class ModelRunner:
         self._model = model
         self.graphs = graphs
         self.adapters = adapters or NoAdapters()
-        self._holders = (*holders, self.adapters)
+        self._prompt_embeds = PromptEmbeds()
+        self._holders = (*holders, self.adapters, self._prompt_embeds)
         self.head = head
         self._max_num_requests = max_num_requests
         self._max_num_tokens = max_num_tokens
@@ -130,6 +132,8 @@ class ModelRunner:
             return Step(output.step_id)
         with self.spans.span("prepare"):
             batch = self._inputs.prepare(output, self._table)
+            given = self._prompt_embeds.of_step(batch)
+            batch = batch if given is None else replace(batch, given=given)
             self.adapters.begin_step(batch.slots, np.diff(batch.query_start_loc))
         with self.spans.span("forward"):
             hidden = self.graphs.forward(batch)
