@@ -52,6 +52,7 @@ NB_MODULE(_native, m) {
           "Both are contiguous. Raises ValueError where they do not fit.");
     octavo::bind_runtime(m);
     octavo::bind_kv_cache(m);
+    octavo::bind_encoder(m);
     octavo::bind_graph(m);
     octavo::bind_attention(m);
     octavo::bind_elementwise(m);
@@ -60,4 +61,5 @@ NB_MODULE(_native, m) {
     octavo::bind_quantized(m);
     octavo::bind_roofline(m);
     octavo::bind_sampling(m);
+    octavo::bind_step_layout(m);
 }

@@ -1,10 +1,7 @@
 #include "elementwise.h"
 
-#include <algorithm>
-#include <stdexcept>
-#include <string>
-
 #include "isa.h"
+#include "over_rows.h"
 
 namespace octavo {
 namespace {
@@ -17,25 +14,6 @@ KernelCounter rope_counter{"rope_write"};
 KernelCounter embedding_counter{"embedding"};
 KernelCounter scale_counter{"scale"};
 KernelCounter softcap_counter{"softcap"};
-
-// Some microseconds of work; less is not worth another thread's attention.
-constexpr std::size_t kEntriesPerTask = 16384;
-
-// Calls work(Rows) for all rows, in pieces of about kEntriesPerTask entries.
-template <class Work>
-void over_rows(ThreadPool& pool, std::size_t num_rows, std::size_t width, Work work) {
-    const std::size_t step = std::max<std::size_t>(1, kEntriesPerTask / std::max<std::size_t>(1, width));
-    pool.run((num_rows + step - 1) / step, [&](std::size_t task, int) {
-        work(Rows{task * step, std::min(num_rows, (task + 1) * step)});
-    });
-}
-
-void check_below(const char* what, const std::int64_t* numbers, std::size_t count, std::int64_t lowest, std::int64_t end) {
-    for (std::size_t i = 0; i < count; ++i) {
-        if (numbers[i] >= lowest && numbers[i] < end) continue;
-        throw std::out_of_range(what + (" " + std::to_string(numbers[i])) + " is not below " + std::to_string(end));
-    }
-}
 
 }  // namespace
 

@@ -13,7 +13,8 @@ namespace {
 constexpr IsaTable<LoraKernels> kKernels OCTAVO_ISA_TABLE(lora_kernels);
 KernelCounter lora_counter("lora");
 
-constexpr std::size_t kPanelsPerTask = 64;  // some microseconds of work
+constexpr std::size_t kPanelsPerTask = 64;  // at usual ranks they stay in the first-level cache for a task's rows
+constexpr std::size_t kRowsPerTask = 16;    // read an adapter's weights once
 
 std::size_t divide_up(std::size_t number, std::size_t divisor) { return (number + divisor - 1) / divisor; }
 std::size_t padded(std::size_t number) { return divide_up(number, kLoraLanes) * kLoraLanes; }
@@ -55,20 +56,21 @@ LowRankUpdate::LowRankUpdate(NumberType type, const void* a, const void* b, std:
 std::size_t LowRankUpdate::padded_rank() const { return padded(rank_); }
 std::size_t LowRankUpdate::num_panels() const { return divide_up(num_columns_, kLoraLanes); }
 
-// Results of the first product: of each tile and projection a row of `lanes` numbers for each of the tile's rows.
+// The rows of a step that have an adapter, by slot, and runs of up to kRowsPerTask of one slot.
+struct LoraSlots::Rows {
+    struct Run {
+        std::size_t slot, first, last;
+    };
+    std::vector<std::size_t> order;
+    std::vector<Run> runs;
+};
+
+// Results of the first product: for each row, by its place in the order, and each projection `lanes` numbers.
 struct LoraSlots::LowNumbers {
     float* numbers;
     std::size_t num_parts, lanes;
 
-    float* of(std::size_t tile, std::size_t part, std::size_t row) const {
-        return numbers + ((tile * num_parts + part) * kMostLoraRows + row) * lanes;
-    }
-};
-
-// Rows of one slot, up to kMostLoraRows.
-struct LoraSlots::Tile {
-    std::size_t slot, num_rows;
-    std::size_t rows[kMostLoraRows];
+    float* of(std::size_t place, std::size_t part) const { return numbers + (place * num_parts + part) * lanes; }
 };
 
 LoraSlots::LoraSlots(NumberType type, std::size_t num_slots, std::size_t k, std::vector<std::size_t> columns_of_parts)
@@ -91,24 +93,22 @@ void LoraSlots::put(std::size_t slot, std::size_t part, std::shared_ptr<const Lo
     updates_[slot * columns_.size() + part] = std::move(update);
 }
 
-std::vector<LoraSlots::Tile> LoraSlots::tiles_of(const std::int32_t* row_slots, std::size_t num_rows) const {
-    std::vector<Tile> tiles;
-    std::vector<std::size_t> order;  // rows that have an adapter, by slot: its weights are then read once
+LoraSlots::Rows LoraSlots::rows_by_slot(const std::int32_t* row_slots, std::size_t num_rows) const {
+    Rows rows;
     for (std::size_t row = 0; row < num_rows; ++row) {
         if (row_slots[row] < 0) continue;
         if (static_cast<std::size_t>(row_slots[row]) >= num_slots_) throw std::out_of_range("no such LoRA slot");
-        order.push_back(row);
+        rows.order.push_back(row);
     }
-    std::ranges::stable_sort(order, {}, [&](std::size_t row) { return row_slots[row]; });
-    for (const std::size_t row : order) {
-        const auto slot = static_cast<std::size_t>(row_slots[row]);
-        if (tiles.empty() || tiles.back().slot != slot || tiles.back().num_rows == kMostLoraRows) {
-            tiles.push_back({slot, 0, {}});
-        }
-        Tile& tile = tiles.back();
-        tile.rows[tile.num_rows++] = row;
+    std::ranges::stable_sort(rows.order, {}, [&](std::size_t row) { return row_slots[row]; });
+    for (std::size_t place = 0; place < rows.order.size(); ++place) {
+        const auto slot = static_cast<std::size_t>(row_slots[rows.order[place]]);
+        const bool goes_on = !rows.runs.empty() && rows.runs.back().slot == slot &&
+                             place - rows.runs.back().first < kRowsPerTask;
+        if (!goes_on) rows.runs.push_back({slot, place, place});
+        rows.runs.back().last = place + 1;
     }
-    return tiles;
+    return rows;
 }
 
 std::size_t LoraSlots::most_padded_rank() const {
@@ -119,50 +119,55 @@ std::size_t LoraSlots::most_padded_rank() const {
 
 void LoraSlots::run(ThreadPool& pool, const void* x, const std::int32_t* row_slots, std::size_t num_rows,
                     void* y) const {
-    const std::vector<Tile> tiles = tiles_of(row_slots, num_rows);
-    if (tiles.empty()) return;
+    const Rows rows = rows_by_slot(row_slots, num_rows);
+    if (rows.runs.empty()) return;
     lora_counter.add();
     const std::size_t num_parts = columns_.size(), lanes = most_padded_rank();
-    const LowNumbers low{scratch(tiles.size() * num_parts * kMostLoraRows * lanes), num_parts, lanes};
-    shrink(pool, tiles, x, low);
-    expand(pool, tiles, low, y);
+    const LowNumbers low{scratch(rows.order.size() * num_parts * lanes), num_parts, lanes};
+    shrink(pool, rows, x, low);
+    expand(pool, rows, low, y);
 }
 
-void LoraSlots::shrink(ThreadPool& pool, const std::vector<Tile>& tiles, const void* x, const LowNumbers& low) const {
+void LoraSlots::shrink(ThreadPool& pool, const Rows& rows, const void* x, const LowNumbers& low) const {
     const auto kernel = kKernels.active().shrink[type_ == NumberType::bfloat16];
     const std::size_t row_bytes = k_ * item_bytes(type_);
-    pool.run(tiles.size() * columns_.size(), [&](std::size_t task, int) {
-        const std::size_t index = task / columns_.size(), part = task % columns_.size();
-        const Tile& tile = tiles[index];
-        const LowRankUpdate* found = update(tile.slot, part);
+    pool.run(rows.runs.size() * columns_.size(), [&](std::size_t task, int) {
+        const Rows::Run& run = rows.runs[task / columns_.size()];
+        const std::size_t part = task % columns_.size();
+        const LowRankUpdate* found = update(run.slot, part);
         if (!found) return;
-        const void* inputs[kMostLoraRows];
-        float* outputs[kMostLoraRows];
-        for (std::size_t row = 0; row < tile.num_rows; ++row) {
-            inputs[row] = static_cast<const char*>(x) + tile.rows[row] * row_bytes;
-            outputs[row] = low.of(index, part, row);
+        for (std::size_t first = run.first; first < run.last; first += kMostLoraRows) {
+            const std::size_t count = std::min(run.last - first, kMostLoraRows);
+            const void* inputs[kMostLoraRows];
+            float* outputs[kMostLoraRows];
+            for (std::size_t i = 0; i < count; ++i) {
+                inputs[i] = static_cast<const char*>(x) + rows.order[first + i] * row_bytes;
+                outputs[i] = low.of(first + i, part);
+            }
+            kernel({inputs, outputs, found->a(), count, k_, found->padded_rank(), found->scale()});
         }
-        kernel({inputs, outputs, found->a(), tile.num_rows, k_, found->padded_rank(), found->scale()});
     });
 }
 
-void LoraSlots::expand(ThreadPool& pool, const std::vector<Tile>& tiles, const LowNumbers& low, void* y) const {
+void LoraSlots::expand(ThreadPool& pool, const Rows& rows, const LowNumbers& low, void* y) const {
     const auto kernel = kKernels.active().expand[type_ == NumberType::bfloat16];
-    pool.run(tiles.size() * chunks_.size(), [&](std::size_t task, int) {
-        const std::size_t index = task / chunks_.size();
+    pool.run(rows.runs.size() * chunks_.size(), [&](std::size_t task, int) {
+        const Rows::Run& run = rows.runs[task / chunks_.size()];
         const auto [part, first_panel] = chunks_[task % chunks_.size()];
-        const Tile& tile = tiles[index];
-        const LowRankUpdate* found = update(tile.slot, part);
+        const LowRankUpdate* found = update(run.slot, part);
         if (!found) return;
-        const float* inputs[kMostLoraRows];
-        void* outputs[kMostLoraRows];
-        for (std::size_t row = 0; row < tile.num_rows; ++row) {
-            inputs[row] = low.of(index, part, row);
-            const std::size_t number = tile.rows[row] * width_ + first_column_[part];
-            outputs[row] = static_cast<char*>(y) + number * item_bytes(type_);
+        const std::size_t last_panel = std::min(first_panel + kPanelsPerTask, found->num_panels());
+        for (std::size_t first = run.first; first < run.last; first += kMostLoraRows) {
+            const std::size_t count = std::min(run.last - first, kMostLoraRows);
+            const float* inputs[kMostLoraRows];
+            void* outputs[kMostLoraRows];
+            for (std::size_t i = 0; i < count; ++i) {
+                const std::size_t number = rows.order[first + i] * width_ + first_column_[part];
+                inputs[i] = low.of(first + i, part);
+                outputs[i] = static_cast<char*>(y) + number * item_bytes(type_);
+            }
+            kernel({outputs, inputs, found->b(), count, found->rank(), found->num_columns(), first_panel, last_panel});
         }
-        const std::size_t last = std::min(first_panel + kPanelsPerTask, found->num_panels());
-        kernel({outputs, inputs, found->b(), tile.num_rows, found->rank(), found->num_columns(), first_panel, last});
     });
 }
 

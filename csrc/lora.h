@@ -51,16 +51,16 @@ public:
     void run(ThreadPool& pool, const void* x, const std::int32_t* row_slots, std::size_t num_rows, void* y) const;
 
 private:
-    struct Tile;
+    struct Rows;
     struct LowNumbers;
     // Panels from `first_panel` on of a projection.
     struct Chunk {
         std::size_t part, first_panel;
     };
 
-    std::vector<Tile> tiles_of(const std::int32_t* row_slots, std::size_t num_rows) const;
-    void shrink(ThreadPool& pool, const std::vector<Tile>& tiles, const void* x, const LowNumbers& low) const;
-    void expand(ThreadPool& pool, const std::vector<Tile>& tiles, const LowNumbers& low, void* y) const;
+    Rows rows_by_slot(const std::int32_t* row_slots, std::size_t num_rows) const;
+    void shrink(ThreadPool& pool, const Rows& rows, const void* x, const LowNumbers& low) const;
+    void expand(ThreadPool& pool, const Rows& rows, const LowNumbers& low, void* y) const;
     const LowRankUpdate* update(std::size_t slot, std::size_t part) const {
         return updates_[slot * columns_.size() + part].get();
     }

@@ -5,6 +5,7 @@
 #include <cfloat>
 #include <cmath>
 #include <limits>
+#include <stdexcept>
 #include <vector>
 
 #include "isa.h"
@@ -14,7 +15,8 @@ namespace octavo {
 namespace {
 
 constexpr IsaTable<SamplingKernels> kKernels OCTAVO_ISA_TABLE(sampling_kernels);
-KernelCounter sampler_counter{"sampler"}, logprobs_counter{"logprobs"};
+KernelCounter sampler_counter{"sampler"}, logprobs_counter{"logprobs"},
+    mask_counter{"mask_tokens"};
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr std::size_t kFew = 256;           // candidates worth a sort
@@ -228,20 +230,56 @@ void score(const SamplingKernels& kernels, const LogprobsCall& call, std::size_t
     call.counts[r] = static_cast<std::int64_t>(ids.size());
 }
 
-}  // namespace
+// ---- Masks ----
 
-void row_maxima(ThreadPool& pool, const float* logits, std::size_t num_rows, std::size_t vocab_size, float* maxima) {
-    const SamplingKernels& kernels = kKernels.active();
-    pool.run(num_rows, [&](std::size_t r, int) { maxima[r] = kernels.largest(logits + r * vocab_size, vocab_size); });
+void mask_row(float* logits, std::size_t vocab_size, const std::uint32_t* bits, std::size_t num_words) {
+    const std::size_t covered = std::min(vocab_size, num_words * 32);
+    for (std::size_t first = 0; first < covered; first += 32) {
+        const std::uint32_t word = bits[first / 32];
+        if (word == ~std::uint32_t{0}) continue;
+        const std::size_t last = std::min(first + 32, covered);
+        for (std::size_t id = first; id < last; ++id) {
+            if (!(word >> (id - first) & 1)) logits[id] = -kInfinity;
+        }
+    }
+    std::fill(logits + covered, logits + vocab_size, -kInfinity);
 }
 
-void choose_tokens(ThreadPool& pool, float* logits, std::size_t num_rows, std::size_t vocab_size,
-                   const RowChoice* choices, bool keep, std::int64_t* tokens) {
+}  // namespace
+
+void mask_tokens(ThreadPool& pool, float* logits, std::size_t vocab_size, const std::int64_t* rows, std::size_t num_rows,
+                 const std::uint32_t* bits, std::size_t num_words) {
+    mask_counter.add();
+    pool.run(num_rows, [&](std::size_t i, int) {
+        mask_row(logits + static_cast<std::size_t>(rows[i]) * vocab_size, vocab_size, bits + i * num_words, num_words);
+    });
+}
+
+std::vector<std::pair<std::size_t, float>> unusable_rows(ThreadPool& pool, const float* logits, std::size_t num_rows,
+                                                         std::size_t vocab_size) {
+    const SamplingKernels& kernels = kKernels.active();
+    std::vector<float> maxima(num_rows);
+    pool.run(num_rows, [&](std::size_t r, int) { maxima[r] = kernels.largest(logits + r * vocab_size, vocab_size); });
+    std::vector<std::pair<std::size_t, float>> found;
+    for (std::size_t r = 0; r < num_rows; ++r) {
+        if (!std::isfinite(maxima[r])) found.emplace_back(r, maxima[r]);
+    }
+    return found;
+}
+
+std::vector<std::int64_t> choose_tokens(ThreadPool& pool, float* logits, std::size_t vocab_size, const RowChoice* choices,
+                                        const std::vector<std::int64_t>& slots,
+                                        const std::vector<std::int64_t>& positions, bool keep) {
+    if (slots.size() != positions.size()) throw std::invalid_argument("each row has a slot and a position");
     sampler_counter.add();
     const SamplingKernels& kernels = kKernels.active();
-    pool.run(num_rows, [&](std::size_t r, int) {
-        tokens[r] = static_cast<std::int64_t>(choose(kernels, logits + r * vocab_size, vocab_size, choices[r], keep));
+    std::vector<std::int64_t> tokens(slots.size());
+    pool.run(slots.size(), [&](std::size_t r, int) {
+        RowChoice choice = choices[slots[r]];
+        choice.position = positions[r];
+        tokens[r] = static_cast<std::int64_t>(choose(kernels, logits + r * vocab_size, vocab_size, choice, keep));
     });
+    return tokens;
 }
 
 void log_probabilities(ThreadPool& pool, const LogprobsCall& call) {

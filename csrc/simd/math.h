@@ -32,13 +32,6 @@ OCTAVO_INLINE Lanes times_sigmoid(Lanes x, Lanes t) {
     return x / (broadcast(1.0f) + exponential(zero_lanes() - t));
 }
 
-// What a gated layer multiplies by (ops/gate_up_activation).
-OCTAVO_INLINE Lanes activate(Lanes gate, Activation activation) {
-    if (activation == Activation::silu) return times_sigmoid(gate, gate);
-    const Lanes cube = gate * gate * gate;
-    return times_sigmoid(gate, fma(cube, broadcast(0.044715f), gate) * broadcast(1.5957691216057308f));
-}
-
 OCTAVO_INLINE Lanes hyperbolic_tangent(Lanes x) {
     const Lanes z = magnitude(x), one = broadcast(1.0f);
     const Lanes large = one - broadcast(2.0f) / (exponential(z + z) + one);
@@ -50,6 +43,30 @@ OCTAVO_INLINE Lanes hyperbolic_tangent(Lanes x) {
     p = fma(p, square, broadcast(-3.33332819422e-1f));
     const Lanes small = fma(p * square, z, z);
     return with_sign_of(select_less(z, broadcast(0.625f), small, large), x);
+}
+
+// An error of 1.5e-7 (Abramowitz and Stegun, 7.1.26).
+OCTAVO_INLINE Lanes error_function(Lanes x) {
+    const Lanes z = magnitude(x), one = broadcast(1.0f);
+    const Lanes t = one / fma(z, broadcast(0.3275911f), one);
+    Lanes p = fma(broadcast(1.061405429f), t, broadcast(-1.453152027f));
+    p = fma(p, t, broadcast(1.421413741f));
+    p = fma(p, t, broadcast(-0.284496736f));
+    p = fma(p, t, broadcast(0.254829592f));
+    return with_sign_of(one - p * t * exponential(zero_lanes() - z * z), x);
+}
+
+// What a gated layer multiplies by (ops/gate_up_activation), and what one without a gate computes (ops/linear_activation).
+OCTAVO_INLINE Lanes activate(Lanes x, Activation activation) {
+    if (activation == Activation::silu) return times_sigmoid(x, x);
+    if (activation == Activation::relu) return select_less(x, zero_lanes(), zero_lanes(), x);
+    if (activation == Activation::tanh) return hyperbolic_tangent(x);
+    if (activation == Activation::gelu) {
+        const Lanes half = x * broadcast(0.5f);
+        return fma(half, error_function(x * broadcast(0.70710678118654752f)), half);
+    }
+    const Lanes cube = x * x * x;
+    return times_sigmoid(x, fma(cube, broadcast(0.044715f), x) * broadcast(1.5957691216057308f));
 }
 
 OCTAVO_INLINE float exponential(float x) {

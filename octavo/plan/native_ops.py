@@ -19,13 +19,13 @@ MODEL_OPS = frozenset(
 CACHE_OPS = frozenset({"paged_attention", "qkv_rope_write"})
 """Those that know how the KV cache is laid out: both come from the attention backend's side."""
 
-ENCODER_OPS = frozenset({"add_layer_norm", "encoder_attention", "linear", "linear_activation"})
+ENCODER_OPS = frozenset({"add_layer_norm", "embedding_layer_norm", "encoder_attention", "linear", "linear_activation"})
 """Those that encoders call."""
 
 ADAPTER_OPS = frozenset({"lora"})
 """Those that layers with adapters call."""
 
-NATIVE_OPS = MODEL_OPS | ADAPTER_OPS
+NATIVE_OPS = MODEL_OPS | ENCODER_OPS | ADAPTER_OPS
 """Those with a native kernel."""
 
 NATIVE_DTYPES = ("float32", "bfloat16")

@@ -64,6 +64,7 @@ def make_plan(config: EngineConfig, facts: ModelFacts, caps: DeviceCaps) -> Plan
     attention = _attention_backend(kernels.value, facts, block_size.value)
     runner = _runner(config, facts)
     speculation = _speculative_method(config, runner.value)
+    threads = _num_threads(config, caps)
     decisions: dict[str, Decision[Any]] = {
         "device": _device(config, caps),
         "dtype": dtype,
@@ -79,11 +80,12 @@ def make_plan(config: EngineConfig, facts: ModelFacts, caps: DeviceCaps) -> Plan
         "enable_chunked_prefill": _whole_texts(config.scheduler.enable_chunked_prefill, facts, runner.value),
         "kv_cache_bytes": _kv_cache_bytes(config, facts, left, kv_cache_dtype.value),
         "memory_fraction": _memory_fraction(config),
-        "num_threads": _num_threads(config, caps),
+        "num_threads": threads,
+        "pinned_cpus": _pinned_cpus(caps, threads.value, kernels.value),
         "max_steps_in_flight": _max_steps_in_flight(config),
         "kernels": kernels,
         "cpu_isa": _cpu_isa(config, caps, kernels.value),
-        "graph_capture": _graph_capture(config, kernels.value, facts),
+        "graph_capture": _graph_capture(config, kernels.value),
         "batch_invariant": _batch_invariant(kernels.value, attention.value, facts),
         "runner": runner,
         "speculative_method": speculation,
@@ -296,6 +298,16 @@ def _num_threads(config: EngineConfig, caps: DeviceCaps) -> Decision[int]:
     return Decision(asked, "as asked" + more)
 
 
+def _pinned_cpus(caps: DeviceCaps, num_threads: int, kernels: str) -> Decision[tuple[int, ...]]:
+    if kernels != "native":
+        return Decision((), "the threads are torch's")
+    if not caps.exclusive_cpus:
+        return Decision((), "others may run on the same CPUs")
+    if num_threads > len(caps.exclusive_cpus):
+        return Decision((), f"{num_threads} threads on {len(caps.exclusive_cpus)} CPUs")
+    return Decision(caps.exclusive_cpus[:num_threads], "the CPUs are ours alone")
+
+
 def _max_steps_in_flight(config: EngineConfig) -> Decision[int]:
     if not config.scheduler.async_scheduling:
         return Decision(1, "each step is planned when the one before is done")
@@ -354,13 +366,11 @@ def _attention_backend(kernels: str, facts: ModelFacts, block_size: int | None) 
     return Decision("cpu", "native kernels")
 
 
-def _graph_capture(config: EngineConfig, kernels: str, facts: ModelFacts) -> Decision[bool]:
+def _graph_capture(config: EngineConfig, kernels: str) -> Decision[bool]:
     if config.model.enforce_eager:
         return Decision(False, "enforce_eager, as asked")
     if kernels != "native":
         return Decision(False, "there is nothing to capture: ops run on plain torch")
-    if facts.is_encoder:
-        return Decision(False, "there is nothing to capture: most ops of an encoder run on plain torch")
     return Decision(True, "a step of native kernels can be one call")
 
 

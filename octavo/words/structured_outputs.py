@@ -20,7 +20,8 @@ class StructuredOutputParams(msgspec.Struct, kw_only=True, omit_defaults=True, f
 
     Between the parts of JSON stands what ``whitespace_pattern`` (a regex) says, a few spaces and line breaks unless
     given; nothing under ``disable_any_whitespace``. ``disable_additional_properties`` closes every object whose schema
-    does not say otherwise. Raises RequestError naming the field.
+    does not say otherwise. Of the last ``closing_tokens`` before ``max_tokens`` each brings JSON to its end as soon as
+    the schema lets it: an answer that would be cut off is whole instead. Raises RequestError naming the field.
     """
 
     json: dict[str, Any] | bool | str | None = None
@@ -32,6 +33,7 @@ class StructuredOutputParams(msgspec.Struct, kw_only=True, omit_defaults=True, f
     whitespace_pattern: str | None = None
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
+    closing_tokens: int = 0
 
     def __post_init__(self) -> None:
         given = self._given()
@@ -44,6 +46,11 @@ class StructuredOutputParams(msgspec.Struct, kw_only=True, omit_defaults=True, f
             _require_text(name, getattr(self, name))
         if self.choice is not None:
             self._check_choice(self.choice)
+        if self.closing_tokens < 0 or (self.closing_tokens and self.kind not in ("json", "json_object")):
+            raise RequestError(
+                "structured_outputs.closing_tokens must be 0 or more, and goes with json or json_object.",
+                param="closing_tokens",
+            )
 
     @property
     def kind(self) -> str:

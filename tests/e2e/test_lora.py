@@ -15,6 +15,7 @@ import torch
 from octavo import LLM, AsyncLLM, EngineArgs, LoRARequest, RequestOutput, SamplingParams, StructuredOutputParams
 from octavo.checkpoint.adapter import projection_shapes
 from octavo.engine.supervisor import Supervisor
+from octavo.words.beam_search import BeamSearchParams
 from octavo.words.errors import RequestError
 from octavo.words.sampling_params import RequestOutputKind
 from tests.tiny_adapters import save_adapter_of_shapes, save_merged, save_tiny_adapter
@@ -310,4 +311,20 @@ def test_other_features_work_with_adapters_as_without(
         together = answer(llm, given)
         assert llm.reset_prefix_cache()
         assert together == [answer(llm, [one])[0] for one in given]
+    assert len({str(each) for each in together}) == len(given)
+
+
+def test_beams_keep_the_adapter_of_their_request(llama: Path, adapters: list[LoRARequest], succ: Path) -> None:
+    pytest.importorskip("octavo._native", reason="built without the native module")
+    given = [None, *adapters[:2]]
+    params = BeamSearchParams(beam_width=3, max_tokens=6, ignore_eos=True)
+
+    def search(llm: LLM, asked: list[LoRARequest | None]) -> list[Any]:
+        found = llm.beam_search([{"prompt_token_ids": PROMPT} for _ in asked], params, lora_request=asked)
+        return [[(each.tokens, each.score) for each in output.sequences] for output in found]
+
+    with LLM(**options_of(llama, succ)) as llm:
+        together = search(llm, given)
+        assert llm.reset_prefix_cache()
+        assert together == [search(llm, [one])[0] for one in given]
     assert len({str(each) for each in together}) == len(given)

@@ -48,8 +48,36 @@ def test_a_text_has_the_same_vector_alone_and_in_a_batch(encoder: LLM) -> None:
     together = encoder.embed(TEXTS * 8, use_tqdm=False)
     for text, output in zip(TEXTS, together, strict=False):
         alone = encoder.embed(text, use_tqdm=False)[0]
-        assert close(numbers(alone), numbers(output))
+        assert (
+            numbers(alone).equal(numbers(output))
+            if encoder.info.plan.batch_invariant
+            else close(numbers(alone), numbers(output))
+        )
         assert len(alone.prompt_token_ids) == len(output.prompt_token_ids)
+
+
+def test_a_step_of_an_encoder_is_one_native_call_and_gives_what_eager_steps_give(encoder: LLM, folder: Path) -> None:
+    if encoder.info.plan.kernels != "native":
+        pytest.skip("built without the native module")
+    assert encoder.info.plan.batch_invariant
+    assert encoder.info.graph is not None and encoder.info.graph.captured and encoder.info.graph.splits == []
+    (before,) = encoder.collective_rpc("graph_counters")
+    vectors = encoder.embed(TEXTS * 8, use_tqdm=False)
+    (after,) = encoder.collective_rpc("graph_counters")
+    assert after["replays"] > before["replays"] and after["eager_steps"] == before["eager_steps"]
+    with LLM(str(folder), dtype="float32", enforce_eager=True, num_threads=1) as eager:
+        for one, other in zip(vectors, eager.embed(TEXTS * 8, use_tqdm=False), strict=True):
+            assert numbers(one).equal(numbers(other))
+
+
+def test_pairs_and_single_texts_share_a_step(tmp_path: Path) -> None:
+    folder = make_encoder(tmp_path / "cross", num_labels=1)
+    with LLM(str(folder), dtype="float32") as llm:
+        alone = [llm.score("the cat", text, use_tqdm=False)[0] for text in TEXTS[:4]]
+        single = llm.classify(TEXTS[0], use_tqdm=False)[0]
+        together = llm.score("the cat", TEXTS[:4], use_tqdm=False)
+        assert all(close(numbers(one), numbers(other)) for one, other in zip(alone, together, strict=True))
+        assert close(numbers(llm.classify(TEXTS[0], use_tqdm=False)[0]), numbers(single)), "no types are left over"
 
 
 def test_pooling_kinds_are_read_from_the_checkpoint(tmp_path: Path) -> None:

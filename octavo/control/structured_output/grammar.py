@@ -31,6 +31,9 @@ class Grammar(Protocol):
     def fill(self, rows: MaskRows, draft_token_ids: Sequence[int]) -> None:
         """Fill row i with what may follow the first i drafts; rows after a draft that is not allowed allow all."""
 
+    def narrow(self, row: npt.NDArray[np.int32]) -> None:
+        """Leave of a row of JSON's mask only what brings it to its end soonest."""
+
     def copy(self) -> Grammar:
         """The same grammar, in the same state, for another request."""
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Protocol
+from threading import Lock
+from typing import NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 
 from octavo.control.request import Request
-from octavo.control.structured_output.grammar import Grammar, GrammarBackend
+from octavo.control.structured_output.grammar import Grammar, GrammarBackend, MaskRows
 from octavo.words.errors import UnsupportedError
 from octavo.words.messages import GrammarMasks, SchedulerOutput
 from octavo.words.structured_outputs import StructuredOutputParams
@@ -64,8 +65,9 @@ class NoStructuredOutput:
 class GrammarConstraint:
     """The constraint of one request: a grammar, which may begin only after the end of reasoning."""
 
-    def __init__(self, grammar: Grammar, begins_after: Sequence[int]) -> None:
+    def __init__(self, grammar: Grammar, begins_after: Sequence[int], closing_tokens: int = 0) -> None:
         self.grammar = grammar
+        self.closing_tokens = closing_tokens
         self._begins_after = tuple(begins_after)
         self._seen: tuple[int, ...] = ()
 
@@ -104,6 +106,23 @@ class PendingConstraint:
         raise AssertionError("a request ran before its grammar was made")
 
 
+class _Asking(NamedTuple):
+    """One request of a step: rows before ``num_free`` are free, those from ``closes_at`` on bring JSON to its end."""
+
+    request_id: str
+    grammar: Grammar
+    drafts: Sequence[int]
+    num_free: int
+    closes_at: int | None
+
+    def fill(self, rows: MaskRows) -> None:
+        rows[: self.num_free] = ALL_ALLOWED
+        self.grammar.fill(rows[self.num_free :], self.drafts[self.num_free :])
+        if self.closes_at is not None:
+            for row in rows[self.closes_at :]:
+                self.grammar.narrow(row)
+
+
 class StructuredOutputManager:
     """Compiles on one thread of its own, caches (least recently used go first), and computes masks on another.
 
@@ -116,13 +135,20 @@ class StructuredOutputManager:
         self._compiler = ThreadPoolExecutor(1, thread_name_prefix="octavo-grammar")
         self._masker = ThreadPoolExecutor(1, thread_name_prefix="octavo-mask")
         self._cache: OrderedDict[bytes, Grammar] = OrderedDict()
+        self._cache_lock = Lock()
         self._failed: dict[str, str] = {}
         self.num_masks = 0
 
     def begin(self, request: Request) -> None:
         params = request.sampling.params.structured_outputs
-        if params is not None:
-            request.constraint = PendingConstraint(self._compiler.submit(self._constraint, request, params))
+        if params is None:
+            return
+        grammar = None if request.output_token_ids else self._cached(_key(params))
+        request.constraint = (
+            PendingConstraint(self._compiler.submit(self._constraint, request, params))
+            if grammar is None
+            else _constraint(request, params, grammar)
+        )
 
     def holds(self, request: Request) -> bool:
         pending = request.constraint
@@ -146,11 +172,14 @@ class StructuredOutputManager:
             return None  # no request was constrained so far: a step costs nothing
         asking = []
         for request_id in step.num_scheduled_tokens:
-            constraint = _mask_of(requests.get(request_id))
+            request = requests.get(request_id)
+            constraint = _mask_of(request)
             drafts = step.draft_token_ids.get(request_id, [])
             num_free = None if constraint is None else constraint.num_free(drafts)
-            if constraint is not None and num_free is not None:
-                asking.append((request_id, constraint.grammar, drafts, num_free))
+            if request is not None and constraint is not None and num_free is not None:
+                num_left = request.sampling.max_tokens - request.num_output_tokens
+                closes_at = max(num_free, num_left - constraint.closing_tokens) if constraint.closing_tokens else None
+                asking.append(_Asking(request_id, constraint.grammar, drafts, num_free, closes_at))
         if not asking:
             return None
         self.num_masks += len(asking)
@@ -162,7 +191,7 @@ class StructuredOutputManager:
 
     def _constraint(self, request: Request, params: StructuredOutputParams) -> GrammarConstraint:
         """On the compiler's thread. A request that comes back with output goes on where it was."""
-        constraint = GrammarConstraint(self._grammar(params), request.sampling.reasoning_end_ids)
+        constraint = _constraint(request, params, self._grammar(params))
         for token_id in request.output_token_ids:
             constraint.take(token_id)
         return constraint
@@ -170,30 +199,49 @@ class StructuredOutputManager:
     def _grammar(self, params: StructuredOutputParams) -> Grammar:
         if self._backend is None:
             self._backend = self._make_backend()
-        key = msgspec.msgpack.encode(params, order="deterministic")
-        if key not in self._cache:
-            self._cache[key] = self._backend.compile(params)
+        key = _key(params)
+        found = self._cached(key)
+        if found is not None:
+            return found
+        made = self._backend.compile(params)
+        with self._cache_lock:
+            self._cache[key] = made
             if len(self._cache) > MAX_CACHED_GRAMMARS:
                 self._cache.popitem(last=False)
-        self._cache.move_to_end(key)
-        return self._cache[key].copy()
+            return made.copy()
 
-    def _masks(self, asking: Sequence[tuple[str, Grammar, Sequence[int], int]]) -> GrammarMasks:
+    def _cached(self, key: bytes) -> Grammar | None:
+        """A copy that nobody else has. Safe in any thread."""
+        with self._cache_lock:
+            if key not in self._cache:
+                return None
+            self._cache.move_to_end(key)
+            return self._cache[key].copy()
+
+    def _masks(self, asking: Sequence[_Asking]) -> GrammarMasks:
         assert self._backend is not None
         rows: dict[str, tuple[int, int]] = {}
         end = 0
-        for request_id, _, drafts, _ in asking:
-            start, end = end, end + 1 + len(drafts)
-            rows[request_id] = (start, end)
+        for each in asking:
+            start, end = end, end + 1 + len(each.drafts)
+            rows[each.request_id] = (start, end)
         bitmask = np.zeros((end, self._backend.num_mask_words), dtype=np.int32)
         failed = {}
-        for request_id, grammar, drafts, num_free in asking:
-            start, end = rows[request_id]
-            bitmask[start : start + num_free] = ALL_ALLOWED
-            grammar.fill(bitmask[start + num_free : end], drafts[num_free:])
-            if grammar.error is not None:
-                failed[request_id] = grammar.error
+        for each in asking:
+            start, end = rows[each.request_id]
+            each.fill(bitmask[start:end])
+            if each.grammar.error is not None:
+                failed[each.request_id] = each.grammar.error
         return GrammarMasks(rows, self._backend.num_mask_words, bitmask.tobytes(), failed)
+
+
+def _key(params: StructuredOutputParams) -> bytes:
+    """What of a constraint its grammar is made from."""
+    return msgspec.msgpack.encode(msgspec.structs.replace(params, closing_tokens=0), order="deterministic")
+
+
+def _constraint(request: Request, params: StructuredOutputParams, grammar: Grammar) -> GrammarConstraint:
+    return GrammarConstraint(grammar, request.sampling.reasoning_end_ids, params.closing_tokens)
 
 
 def _mask_of(request: Request | None) -> GrammarConstraint | None:

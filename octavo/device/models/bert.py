@@ -24,6 +24,7 @@ class BertModel(nn.Module):
         if facts.hidden_act not in ACTIVATIONS:
             raise UnsupportedError(f"activation {facts.hidden_act!r} is not one of {', '.join(ACTIVATIONS)}")
         width, dtype = facts.hidden_size, options.dtype
+        self.kernels = options.kernels
         self.words = _table(facts.vocab_size, width, dtype)
         self.positions = _table(facts.num_positions, width, dtype)
         self.token_types = _table(max(facts.num_token_types, 1), width, dtype)
@@ -36,8 +37,8 @@ class BertModel(nn.Module):
 
     def forward(self, token_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
         """token_ids, positions: [T] int64 -> hidden states [T, hidden_size]."""
-        types = self.token_types[torch.zeros_like(token_ids) if ctx.token_types is None else ctx.token_types]
-        x = self.norm(self.words[token_ids] + self.positions[positions], types)
+        ids, tables = (token_ids, positions, ctx.token_types), (self.words, self.positions, self.token_types)
+        x = self.kernels.embedding_layer_norm(ids, tables, self.norm.weight, self.norm.bias, self.norm.eps)
         for layer in self.layers:
             x = layer(x, ctx)
         return x

@@ -14,6 +14,7 @@ OPS: dict[str, dict[str, str]] = {
         "add_layer_norm",
         "add_rms_norm",
         "embedding",
+        "embedding_layer_norm",
         "encoder_attention",
         "gate_up_activation",
         "linear",
@@ -28,10 +29,14 @@ OPS: dict[str, dict[str, str]] = {
 }
 
 _NATIVE: dict[str, str] = {
+    "add_layer_norm": "layer_norm:add_layer_norm",
     "add_rms_norm": "add_rms_norm:add_rms_norm",
     "embedding": "embedding:embedding",
+    "embedding_layer_norm": "layer_norm:embedding_layer_norm",
+    "encoder_attention": "encoder_attention:encoder_attention",
     "gate_up_activation": "gate_up_activation:gate_up_activation",
     "linear": "linear:linear",
+    "linear_activation": "linear_activation:linear_activation",
     "lm_head": "linear:lm_head",
     "lora": "lora:lora",
     "paged_attention": "paged_attention:paged_attention",

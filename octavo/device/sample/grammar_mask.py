@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.device.ops.native.context import NativeContext
 from octavo.device.sample.logits_processors import MaskedRows, SamplingBatch
 from octavo.words.messages import GrammarMasks, NewRequestData
+
+MaskTokens = Callable[[Tensor, MaskedRows], None]
+"""Logits [R, V], of which some rows are masked in place."""
 
 
 def masked_rows(masks: GrammarMasks, row_of: Mapping[str, int]) -> MaskedRows:
@@ -24,8 +28,33 @@ def masked_rows(masks: GrammarMasks, row_of: Mapping[str, int]) -> MaskedRows:
     return MaskedRows(rows, bitmask[chosen])
 
 
+def mask_tokens(logits: Tensor, masked: MaskedRows) -> None:
+    """Put ids whose bit is not set to -inf, and those that have no bit; logits: [R, V] float32."""
+    for row, bits in zip(masked.rows, masked.bits, strict=True):
+        allowed = np.unpackbits(bits.view(np.uint8), bitorder="little")[: logits.shape[1]]
+        target = logits[row]
+        target[allowed.size :] = -torch.inf
+        target[: allowed.size].masked_fill_(torch.from_numpy(allowed == 0), -torch.inf)
+
+
+def native_mask_tokens(native: NativeContext) -> MaskTokens:
+    """The same by a native kernel: masks of a whole batch would take torch as long as a layer of the model."""
+
+    def mask(logits: Tensor, masked: MaskedRows) -> None:
+        assert logits.dtype == torch.float32 and logits.is_contiguous()
+        rows, bits = np.array(masked.rows, dtype=np.int64), np.ascontiguousarray(masked.bits)
+        assert bits.dtype == np.int32 and len(bits) == len(rows) and (not len(rows) or rows.max() < len(logits))
+        addresses = (rows.ctypes.data, len(rows), bits.ctypes.data, bits.shape[1])
+        native.library.mask_tokens(native.pool, logits.data_ptr(), logits.shape[1], *addresses)
+
+    return mask
+
+
 class GrammarMask:
     """Everything that a row's grammar does not allow is out, ids beyond its mask too."""
+
+    def __init__(self, mask_tokens: MaskTokens = mask_tokens) -> None:
+        self._mask_tokens = mask_tokens
 
     def add(self, slot: int, request: NewRequestData) -> None: ...
 
@@ -35,9 +64,5 @@ class GrammarMask:
         masked = batch.masked
         if masked is None:
             return False
-        for row, bits in zip(masked.rows, masked.bits, strict=True):
-            allowed = np.unpackbits(bits.view(np.uint8), bitorder="little")[: logits.shape[1]]
-            target = logits[row]
-            target[allowed.size :] = -torch.inf
-            target[: allowed.size].masked_fill_(torch.from_numpy(allowed == 0), -torch.inf)
+        self._mask_tokens(logits, masked)
         return bool(masked.rows)

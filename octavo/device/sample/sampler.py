@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from octavo.device.sample.candidates import best_ids
-from octavo.device.sample.chooser import ROW_CHOICE, Chooser, RowChoices, TorchChooser
+from octavo.device.sample.chooser import ROW_CHOICE, Chooser, TorchChooser
 from octavo.device.sample.custom_processors import CustomProcessor
 from octavo.device.sample.grammar_mask import GrammarMask
 from octavo.device.sample.logits_processors import (
@@ -43,7 +44,9 @@ class SamplerOutput:
     failed: dict[int, str] = field(default_factory=dict)
 
 
-def builtin_processors(vocab_size: int, custom: Sequence[LogitsProcessor] = ()) -> tuple[LogitsProcessor, ...]:
+def builtin_processors(
+    vocab_size: int, custom: Sequence[LogitsProcessor] = (), grammar_mask: GrammarMask | None = None
+) -> tuple[LogitsProcessor, ...]:
     """The processors of SamplingParams, in their order, with those of the user in their place."""
     return (
         TextTokensOnly(vocab_size),
@@ -54,7 +57,7 @@ def builtin_processors(vocab_size: int, custom: Sequence[LogitsProcessor] = ()) 
         *custom,
         Penalties(vocab_size),
         ThinkingBudget(),
-        GrammarMask(),
+        grammar_mask or GrammarMask(),
     )
 
 
@@ -126,10 +129,13 @@ class Sampler:
             failed |= {row: self._refused[slot] for row, slot in enumerate(batch.slots) if slot in self._refused}
         candidates = self._candidates(logits, batch, raw_totals)
         # In processed mode, the logits then hold what the tokens were chosen from.
-        token_ids = self._chooser.choose(logits, self._row_choices(batch), keep_logits=self._processed_logprobs)
+        positions: list[int] = batch.num_tokens.tolist()
+        token_ids = self._chooser.choose(
+            logits, self._choices, batch.slots, positions, keep_logits=self._processed_logprobs
+        )
         rows = self._logprobs(logits[asking] if raw is None else raw, token_ids, asking, batch) if asking else {}
         rows |= candidates
-        return SamplerOutput(token_ids.tolist(), [rows.get(row) for row in range(len(batch.slots))], failed)
+        return SamplerOutput(token_ids, [rows.get(row) for row in range(len(batch.slots))], failed)
 
     def _beams(self, batch: SamplingBatch) -> list[int]:
         if not self._num_candidates:
@@ -161,13 +167,9 @@ class Sampler:
         budgets = (each.num_forced for each in self._processors if isinstance(each, ThinkingBudget))
         return {"thinking_budget": sum(budgets), **custom}
 
-    def _row_choices(self, batch: SamplingBatch) -> RowChoices:
-        choices = self._choices[batch.slots]
-        choices["position"] = batch.num_tokens
-        return choices
-
     def _logprobs(
-        self, logits: Tensor, token_ids: Tensor, asking: list[int], batch: SamplingBatch
+        self, logits: Tensor, token_ids: list[int], asking: list[int], batch: SamplingBatch
     ) -> dict[int, LogprobsRow]:
         num_best = [self._num_logprobs[batch.slots[row]] for row in asking]
-        return dict(zip(asking, self._chooser.logprob_rows(logits, token_ids[asking], num_best), strict=True))
+        chosen = torch.tensor([token_ids[row] for row in asking])
+        return dict(zip(asking, self._chooser.logprob_rows(logits, chosen, num_best), strict=True))

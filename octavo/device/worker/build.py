@@ -31,6 +31,7 @@ from octavo.device.ops.lora import AdapterSlots, DenseSlots
 from octavo.device.ops.native.lora import PackedSlots
 from octavo.device.sample.chooser import TorchChooser
 from octavo.device.sample.custom_processors import load_custom_processors
+from octavo.device.sample.grammar_mask import GrammarMask, native_mask_tokens
 from octavo.device.sample.native_chooser import NativeChooser
 from octavo.device.sample.prompt_logprobs import PromptLogprobs
 from octavo.device.sample.sampler import Sampler, builtin_processors
@@ -72,7 +73,7 @@ def build_extension(config: EngineConfig, worker: object) -> Any | None:
 
 def build_kernels(plan: Plan) -> Kernels:
     """The ops of the Plan's backend, with the threads they run on."""
-    return load_kernels(plan.kernels, plan.num_threads, plan.cpu_isa)
+    return load_kernels(plan.kernels, plan.num_threads, plan.cpu_isa, plan.pinned_cpus)
 
 
 def build_empty_model(plan: Plan, facts: ModelFacts, kernels: Kernels) -> nn.Module:
@@ -118,10 +119,11 @@ def build_model_runner(
         pooler = PoolingHead(model, facts.pooling, num_labels=facts.num_labels)
         return run_with(pooler, (pooler,))
     chooser = TorchChooser() if kernels.native is None else NativeChooser(kernels.native)
+    grammar_mask = GrammarMask() if kernels.native is None else GrammarMask(native_mask_tokens(kernels.native))
     custom = load_custom_processors(config.model.logits_processors, facts.vocab_size)
     sampler = Sampler(
         plan.max_num_seqs,
-        builtin_processors(facts.vocab_size, custom),
+        builtin_processors(facts.vocab_size, custom, grammar_mask),
         processed_logprobs=config.model.logprobs_mode == "processed_logprobs",
         chooser=chooser,
     )
@@ -162,6 +164,8 @@ def _drafter(config: EngineConfig, plan: Plan) -> Drafter:
 
 def _max_logit_rows(plan: Plan) -> int:
     """Rows that a captured output head takes: all requests with a token each, and few of them with all their drafts."""
+    if plan.runner == "pooling":
+        return 0
     with_drafts = plan.max_num_seqs * (1 + plan.num_speculative_tokens)
     return max(plan.max_num_seqs, min(with_drafts, MOST_CAPTURED_ROWS))
 

@@ -9,41 +9,20 @@ import pytest
 from octavo.control.structured_output.backends.llguidance import (
     MAX_GRAMMAR_BYTES,
     LLGuidanceBackend,
-    LLGuidanceGrammar,
     check_grammar,
 )
 from octavo.words.errors import RequestError
 from octavo.words.structured_outputs import StructuredOutputParams
+from tests.control.structured_output.bytes_vocabulary import EOS, Bytes, allowed
 
-EOS = 256
 NESTED: dict[str, Any] = {"type": "string"}
 for _ in range(70):
     NESTED = {"type": "object", "properties": {"a": NESTED}}
 
 
-class Bytes:
-    """A vocabulary of single bytes, an end, and two ids of text more: 'ab' and '"a'."""
-
-    num_text_tokens = 259
-    special_ids = frozenset({EOS})
-    _tokens = [*(bytes([value]) for value in range(256)), b"<eos>", b"ab", b'"a']
-
-    def token_bytes(self, token_id: int) -> bytes:
-        return self._tokens[token_id]
-
-    def encode(self, text: str, add_special_tokens: bool = True, allow_special: bool = True) -> list[int]:
-        return list(text.encode())
-
-
 @pytest.fixture(scope="module")
 def backend() -> LLGuidanceBackend:
     return LLGuidanceBackend(Bytes(), [EOS])
-
-
-def allowed(grammar: LLGuidanceGrammar, backend: LLGuidanceBackend) -> set[int]:
-    rows = np.zeros((1, backend.num_mask_words), dtype=np.int32)
-    grammar.fill(rows, [])
-    return set(np.flatnonzero(np.unpackbits(rows.view(np.uint8), bitorder="little")).tolist())
 
 
 def accepts(backend: LLGuidanceBackend, text: str, **params: Any) -> bool:

@@ -138,6 +138,16 @@ def test_equal_grammars_are_made_once_and_the_oldest_are_forgotten(
     assert len(manager._cache) == MAX_CACHED_GRAMMARS
 
 
+def test_a_grammar_that_was_made_keeps_nobody_waiting(backend: FixedTexts, manager: StructuredOutputManager) -> None:
+    begin(manager, make_request("first", "12"))
+    backend.may_compile.clear()
+    other, again = make_request("other", "3"), make_request("again", "12")
+    manager.begin(other)
+    manager.begin(again)
+    assert manager.holds(other) and not manager.holds(again)
+    backend.may_compile.set()
+
+
 def test_masks_are_for_constrained_requests_that_end_their_step_with_a_token(manager: StructuredOutputManager) -> None:
     requests = {name: make_request(name, text) for name, text in (("a", "34"), ("b", None), ("c", "5"))}
     for request in requests.values():

@@ -65,6 +65,23 @@ def gelu(dtype: torch.dtype, width: int) -> Op:
     return lambda kernels, rows: [kernels.gate_up_activation(x[rows], NOTHING, "gelu_pytorch_tanh")]
 
 
+def add_layer_norm(dtype: torch.dtype, width: int) -> Op:
+    x, residual, weight = (random(ROWS, width, dtype=dtype, seed=seed) for seed in range(3))
+    return lambda kernels, rows: [kernels.add_layer_norm(x[rows], residual[rows], weight[0], weight[1], 1e-6)]
+
+
+def embedding_layer_norm(dtype: torch.dtype, width: int) -> Op:
+    tables, ids = [random(200, width, dtype=dtype, seed=seed) for seed in range(3)], torch.arange(ROWS) * 31 % 200
+    norm = (tables[0][0], tables[1][1], 1e-6)
+    return lambda kernels, rows: [kernels.embedding_layer_norm([ids[rows]] * 3, tables, *norm)]
+
+
+def activations(dtype: torch.dtype, width: int) -> Op:
+    x, names = random(ROWS, width, dtype=dtype), ("gelu", "gelu_new", "relu", "tanh")
+    same = DenseWeight(torch.eye(width, dtype=dtype))
+    return lambda kernels, rows: [kernels.linear_activation(x[rows], same, name) for name in names]
+
+
 def embedding(dtype: torch.dtype, width: int) -> Op:
     table, ids = DenseWeight(random(200, width, dtype=dtype)), torch.arange(ROWS) * 31 % 200
     return lambda kernels, rows: [kernels.embedding(ids[rows], table, 5.1)]
@@ -119,7 +136,17 @@ def scales_of(cache: Tensor) -> Tensor:
     return cache[..., -64:].contiguous().view(torch.float32)
 
 
-OPS = (add_rms_norm, rms_norm, silu, gelu, embedding, qkv_rope_write)
+OPS = (
+    add_rms_norm,
+    rms_norm,
+    add_layer_norm,
+    embedding_layer_norm,
+    silu,
+    gelu,
+    activations,
+    embedding,
+    qkv_rope_write,
+)
 
 
 def equal(got: list[Tensor], expected: list[Tensor], rows: slice = slice(None)) -> bool:
@@ -163,10 +190,22 @@ def test_activations_are_exact_at_the_ends_of_the_scale() -> None:
         torch.testing.assert_close(got, expected, rtol=2e-6, atol=1e-30, equal_nan=True)
 
 
+def test_the_error_function_is_exact_at_the_ends_of_the_scale() -> None:
+    x = torch.tensor([[-200.0, -6.0, -1.0, -0.0, 1e-30, 0.5, 6.0, 3e38, float("nan"), float("inf")]])
+    for name in ("gelu", "relu", "tanh"):
+        column = DenseWeight(torch.ones(1, 1))  # a projection that changes nothing
+        got, expected = (
+            load_kernels(backend).linear_activation(x.T, column, name) for backend in ("native", "reference")
+        )
+        torch.testing.assert_close(got, expected, rtol=2e-6, atol=1e-6, equal_nan=True)
+
+
 def test_what_is_out_of_range_is_refused() -> None:
     kernels, table = load_kernels("native"), RopeTable(torch.ones(4, 8))
     with pytest.raises(IndexError, match="token 20 is not below 20"):
         kernels.embedding(torch.tensor([20]), DenseWeight(torch.ones(20, 8)))
+    with pytest.raises(IndexError, match="id 20 is not below 20"):
+        kernels.embedding_layer_norm([torch.tensor([20])], [torch.ones(20, 8)], torch.ones(8), torch.ones(8), 1e-6)
     cache, heads = in_strips(torch.zeros(2, 1, 16, 1, 8)), torch.ones(1, 24)
     for position, slot, reason in ((4, 0, "position 4"), (0, 16, "slot 16")):
         with pytest.raises(IndexError, match=reason):

@@ -148,10 +148,22 @@ def add_layer_norm_case(kernel: Kernel, dtype: torch.dtype) -> Results:
     yield kernel(x, residual, weight, bias, 1e-6), expected
 
 
+def embedding_layer_norm_case(kernel: Kernel, dtype: torch.dtype) -> Results:
+    tables, ids = [random(9, 24, dtype=dtype, seed=seed) * 3 for seed in range(3)], torch.tensor([[3, 8, 0, 3]] * 3)
+    weight, bias = random(24, dtype=dtype, seed=4), random(24, dtype=dtype, seed=5)
+    for count in (1, 2, 3):
+        total = sum(table.double()[[3, 8, 0, 3]] for table in tables[:count])
+        centred = total - total.mean(-1, keepdim=True)
+        expected = centred / torch.sqrt(centred.square().mean(-1, keepdim=True) + 1e-6) * weight.double()
+        yield kernel(list(ids[:count]), tables[:count], weight, bias, 1e-6), expected + bias.double()
+
+
 def linear_activation_case(kernel: Kernel, dtype: torch.dtype) -> Results:
     x, weight, bias = random(5, 24, dtype=dtype), random(7, 24, dtype=dtype, seed=1), random(7, dtype=dtype, seed=2)
     projected = rounded(x.double() @ weight.double().T + bias.double(), dtype)
     yield kernel(x, DenseWeight(weight, bias), "gelu"), projected / 2 * (1 + torch.erf(projected / 2**0.5))
+    inner = (2 / torch.pi) ** 0.5 * (projected + 0.044715 * projected**3)
+    yield kernel(x, DenseWeight(weight, bias), "gelu_new"), projected / 2 * (1 + torch.tanh(inner))
     yield kernel(x, DenseWeight(weight, bias), "relu"), projected * (projected > 0)
     yield kernel(x, DenseWeight(weight, bias), "tanh"), 1 - 2 / (torch.exp(2 * projected) + 1)
 
@@ -204,6 +216,7 @@ CASES: dict[str, Callable[[Kernel, torch.dtype], Results]] = {
     "add_layer_norm": add_layer_norm_case,
     "add_rms_norm": add_rms_norm_case,
     "embedding": embedding_case,
+    "embedding_layer_norm": embedding_layer_norm_case,
     "encoder_attention": encoder_attention_case,
     "gate_up_activation": gate_up_activation_case,
     "linear": linear_case,

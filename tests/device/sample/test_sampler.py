@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from octavo.device.sample.logits_processors import SamplingBatch
+from octavo.device.ops.native.context import open_native
+from octavo.device.sample.grammar_mask import mask_tokens, native_mask_tokens
+from octavo.device.sample.logits_processors import MaskedRows, SamplingBatch
 from octavo.device.sample.sampler import Sampler, SamplerOutput, builtin_processors
 from octavo.words.messages import NewRequestData, ResolvedSampling
 from octavo.words.sampling_params import SamplingParams
@@ -212,6 +214,21 @@ def test_constraints_that_leave_nothing_fail_that_row_alone() -> None:
     assert list(output.failed) == [0]
     assert "constraints" in output.failed[0]
     assert output.token_ids[1] == 66
+
+
+@pytest.mark.parametrize("vocab_size", [40, 64, 100, 1000])
+def test_native_masks_leave_what_those_of_torch_leave(vocab_size: int) -> None:
+    pytest.importorskip("octavo._native", reason="built without the native module")
+    native = native_mask_tokens(open_native(2))
+    random = np.random.default_rng(vocab_size)
+    bits = random.integers(-(2**31), 2**31, (3, 2), dtype=np.int32)  # 64 ids; the others have no bit
+    bits[1] = (0, -1)
+    given, rows = torch.randn(5, vocab_size), MaskedRows([4, 0, 2], bits)
+    expected, got = given.clone(), given.clone()
+    mask_tokens(expected, rows)
+    native(got, rows)
+    assert torch.equal(got, expected) and torch.equal(got[[1, 3]], given[[1, 3]])
+    assert (got[0, :32] == -math.inf).all() and got[4].isfinite().any()
 
 
 def test_a_slot_given_to_another_request_keeps_nothing_of_the_first() -> None:

@@ -7,13 +7,15 @@ refused on every machine. Compiled grammars live in Rust and are copied, state a
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import llguidance
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
+from octavo.control.structured_output.closing import JsonCloser, Row
 from octavo.control.structured_output.grammar import MaskRows
 from octavo.tokenizer.tokenizer import TokenizerVocab
 from octavo.words.errors import RequestError
@@ -35,8 +37,10 @@ class LLGuidanceBackend:
     """Compiles for one vocabulary, whose texts may end with any of ``eos_token_ids``."""
 
     def __init__(self, vocabulary: TokenizerVocab, eos_token_ids: Sequence[int]) -> None:
+        words = _Vocabulary(vocabulary, eos_token_ids[0])
+        self._closer = cache(partial(JsonCloser, words.tokens, eos_token_ids))
         self._tokenizer = LLTokenizer(
-            TokenizerWrapper(_Vocabulary(vocabulary, eos_token_ids[0])),
+            TokenizerWrapper(words),
             n_vocab=vocabulary.num_text_tokens,
             eos_token=list(eos_token_ids),
         )
@@ -46,14 +50,15 @@ class LLGuidanceBackend:
         matcher = LLMatcher(self._tokenizer, grammar_text(params), log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise _refusal(params, matcher.get_error())
-        return LLGuidanceGrammar(matcher)
+        return LLGuidanceGrammar(matcher, self._closer)
 
 
 class LLGuidanceGrammar:
-    """One matcher."""
+    """One matcher; ``closer`` is asked for what knows the vocabulary's JSON, where somebody needs it."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
+    def __init__(self, matcher: LLMatcher, closer: Callable[[], JsonCloser]) -> None:
         self._matcher = matcher
+        self._closer = closer
 
     @property
     def error(self) -> str | None:
@@ -76,8 +81,11 @@ class LLGuidanceGrammar:
         rows[num_taken + 1 :] = ALL_ALLOWED
         self._matcher.rollback(num_taken)
 
+    def narrow(self, row: Row) -> None:
+        self._closer().narrow(row)
+
     def copy(self) -> LLGuidanceGrammar:
-        return LLGuidanceGrammar(self._matcher.deep_copy())
+        return LLGuidanceGrammar(self._matcher.deep_copy(), self._closer)
 
 
 def check_grammar(params: StructuredOutputParams) -> None:

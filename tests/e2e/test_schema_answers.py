@@ -1,0 +1,73 @@
+"""Answers of a real, small model to JSON schemas, drawn at temperature 1: what ends by itself parses and is valid."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from octavo import LLM, CompletionOutput, SamplingParams, StructuredOutputParams
+from octavo.control.structured_output.backends.llguidance import check_grammar
+from octavo.words.errors import RequestError
+from tests.schemas import REAL_SCHEMAS, Example, generated_schemas, is_valid, real_schemas
+
+NUM_REAL = 200
+CLOSING_TOKENS = 256  # texts without a bound would go on for ever, for a model as small as this
+LONGEST_SHOWN = 2000  # characters of a schema that the model gets to read
+
+
+@pytest.fixture(scope="module")
+def llm(smollm2: str) -> Iterator[LLM]:
+    with LLM(smollm2, max_model_len=4096, max_num_seqs=64) as llm:
+        yield llm
+
+
+def answers(llm: LLM, examples: list[Example], max_tokens: int) -> list[CompletionOutput]:
+    """One for each, drawn as the model says at temperature 1."""
+    ask = "Write a short JSON document that follows this schema:\n"
+    params = [
+        SamplingParams(
+            temperature=1.0,
+            seed=number,
+            max_tokens=max_tokens,
+            structured_outputs=StructuredOutputParams(json=json.dumps(example.schema), closing_tokens=CLOSING_TOKENS),
+        )
+        for number, example in enumerate(examples)
+    ]
+    prompts = [ask + json.dumps(example.schema)[:LONGEST_SHOWN] for example in examples]
+    outputs = llm.chat([[{"role": "user", "content": each}] for each in prompts], params, use_tqdm=False)
+    return [output.outputs[0] for output in outputs]
+
+
+def num_ended(examples: list[Example], found: list[CompletionOutput]) -> int:
+    """How many ended by themselves; each of those must be valid."""
+    ended = [
+        (example, answer) for example, answer in zip(examples, found, strict=True) if answer.finish_reason == "stop"
+    ]
+    for example, answer in ended:
+        assert is_valid(example.schema, json.loads(answer.text)), (example.name, answer.text)
+    return len(ended)
+
+
+def test_what_ends_by_itself_is_valid(llm: LLM) -> None:
+    examples = generated_schemas(8)
+    assert num_ended(examples, answers(llm, examples, 400)) >= 7
+
+
+@pytest.mark.models
+@pytest.mark.timeout(1800)
+def test_nearly_all_of_200_schemas_are_answered_within_1024_tokens(llm: LLM) -> None:
+    examples = real_schemas()[:NUM_REAL] if REAL_SCHEMAS.exists() else generated_schemas()
+    usable = [example for example in examples if is_usable(example)]
+    assert len(usable) >= 0.9 * len(examples), "the grammar refuses too many"
+    assert num_ended(usable, answers(llm, usable, 1024)) >= 0.95 * len(usable)
+
+
+def is_usable(example: Example) -> bool:
+    try:
+        check_grammar(StructuredOutputParams(json=json.dumps(example.schema)))
+    except RequestError as error:
+        print(f"refused: {example.name}: {error}")  # pytest -s shows them
+        return False
+    return True
