@@ -304,7 +304,16 @@ OCTAVO_INLINE void look_ahead(Stretch<Format>& stretch, const char* next, std::s
     stretch.ahead = num_tiles == 1 ? stretch.panel + kPrefetch : next + tile * stretch.num_lines * stretch.ahead_step;
 }
 
-// Rows are split evenly: seven are four and three, not six and one.
+// Rows are split evenly: seven are four and three, not six and one. Where registers do not hold three rows of two panels,
+// three of one are too few sums to hide that each waits for the one before it: there seven are five and two.
+template <class Format>
+OCTAVO_INLINE std::size_t rows_of_tile(std::size_t rows_left, std::size_t tiles_left) {
+    constexpr TileSizes kSizes = Format::kSizes;
+    const std::size_t even = (rows_left + tiles_left - 1) / tiles_left;
+    const bool leaves_three = rows_left - even == 3 && even < static_cast<std::size_t>(kSizes.max_rows);
+    return even + (kSizes.few_rows_take_two && kSizes.max_rows_of_two < 3 && leaves_three ? 1 : 0);
+}
+
 template <class Format, class Results>
 void multiply(const LinearTask& task, std::size_t panel, std::size_t num_panels, float* sums) {
     const std::size_t num_lines = (task.k + Format::kPerLine - 1) / Format::kPerLine;
@@ -327,7 +336,7 @@ void multiply(const LinearTask& task, std::size_t panel, std::size_t num_panels,
                                 .sums = nullptr};
         const char* const next = is_last ? panels + 2 * num_lines * kLine : stretch.panel + lines_at_once * kLine;
         for (std::size_t i = 0, row = 0; i < num_tiles; ++i) {
-            const std::size_t rows = (task.num_rows - row + num_tiles - i - 1) / (num_tiles - i);
+            const std::size_t rows = rows_of_tile<Format>(task.num_rows - row, num_tiles - i);
             stretch.x = static_cast<const typename Format::Input*>(task.x) + row * task.k + first * Format::kPerLine;
             stretch.sums = sums + row * kSumsStride;
             look_ahead(stretch, next, i, num_tiles);
