@@ -16,10 +16,13 @@ class SpeculationConfig:
         str,
         Option(
             "Guess tokens and verify several in a step; answers stay the same. ngram = what followed the newest tokens "
-            "the last time they were said.",
-            choices=("none", "ngram"),
+            "the last time they were said, draft_model = what speculative_model says.",
+            choices=("none", "ngram", "draft_model"),
         ),
     ] = "none"
+    speculative_model: Annotated[
+        str | None, Option("A small model with the same vocabulary, that drafts for a large one.")
+    ] = None
     num_speculative_tokens: Annotated[
         int, Option("Most tokens guessed for a request in a step.", at_least=1, at_most=128)
     ] = 8

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from octavo.device.sample.chooser import ROW_CHOICE, Chooser, RowChoices, TorchChooser
@@ -108,6 +109,14 @@ class Sampler:
         token_ids = self._chooser.choose(logits, self._row_choices(batch), keep_logits=self._processed_logprobs)
         rows = self._logprobs(logits[asking] if raw is None else raw, token_ids, asking, batch) if asking else {}
         return SamplerOutput(token_ids.tolist(), [rows.get(row) for row in range(len(batch.slots))], failed)
+
+    def guess(self, logits: Tensor, batch: SamplingBatch) -> npt.NDArray[np.int64]:
+        """What ``sample`` would choose if these were the model's logits, [R]; grammars aside."""
+        self._chooser.unusable_rows(logits, "a drafter's logits")
+        changed = [processor.apply(logits, batch) for processor in self._processors]
+        if any(changed):
+            self._chooser.unusable_rows(logits, "a drafter's logits")
+        return self._chooser.choose(logits, self._row_choices(batch)).numpy()
 
     def _row_choices(self, batch: SamplingBatch) -> RowChoices:
         choices = self._choices[batch.slots]

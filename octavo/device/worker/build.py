@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from octavo.checkpoint.drafter import DrafterFiles
 from octavo.checkpoint.resolve import Checkpoint
 from octavo.config.engine_config import EngineConfig
 from octavo.device.attention.backend import AttentionNeeds
@@ -24,8 +25,11 @@ from octavo.device.sample.chooser import TorchChooser
 from octavo.device.sample.native_chooser import NativeChooser
 from octavo.device.sample.prompt_logprobs import PromptLogprobs
 from octavo.device.sample.sampler import Sampler, builtin_processors
+from octavo.device.spec_decode.draft_model import DraftModel
 from octavo.device.spec_decode.drafter import Drafter, NoDrafter
 from octavo.device.spec_decode.ngram import NgramDrafter
+from octavo.device.spec_decode.sampler import CoupledSampler
+from octavo.device.worker.draft_steps import DraftSteps
 from octavo.device.worker.graphs import StepGraphs
 from octavo.device.worker.head import SamplingHead
 from octavo.device.worker.memory import PROFILED_TOKENS
@@ -33,6 +37,7 @@ from octavo.device.worker.model_runner import ModelRunner
 from octavo.device.worker.pooling_head import PoolingHead
 from octavo.plan.native_ops import CACHE_OPS
 from octavo.plan.plan import Plan
+from octavo.plan.planner import plan_drafter
 from octavo.util.lazy import resolve
 from octavo.words.errors import ConfigError
 from octavo.words.model_facts import ModelFacts
@@ -45,13 +50,17 @@ logger = logging.getLogger(__name__)
 WORKER = "octavo.device.worker.worker:Worker"
 
 
-def build_worker(config: EngineConfig, plan: Plan, facts: ModelFacts, checkpoint: Checkpoint) -> Any:
+def build_worker(
+    config: EngineConfig, plan: Plan, facts: ModelFacts, checkpoint: Checkpoint, drafter: DrafterFiles | None = None
+) -> Any:
     """The worker of this process, the user's class if ``worker_cls`` names one; nothing is loaded yet.
 
     Raises ConfigError for a class that is not there.
     """
     worker_class = _class("worker_cls", config.parallel.worker_cls or WORKER)
-    return worker_class(config, plan, facts, checkpoint)
+    if drafter is None:
+        return worker_class(config, plan, facts, checkpoint)
+    return worker_class(config, plan, facts, checkpoint, drafter)
 
 
 def build_extension(config: EngineConfig, worker: object) -> Any | None:
@@ -91,8 +100,34 @@ def build_empty_model(plan: Plan, facts: ModelFacts, kernels: Kernels) -> nn.Mod
     return build_model(facts, options)
 
 
+def build_draft_model(
+    config: EngineConfig, plan: Plan, facts: ModelFacts, drafter: ModelFacts, kernels: Kernels
+) -> nn.Module:
+    """The model that drafts, its weights not yet loaded."""
+    return build_empty_model(plan_drafter(config, plan, facts, drafter), drafter, kernels)
+
+
+def build_draft_steps(
+    plan: Plan, facts: ModelFacts, drafter: ModelFacts, draft_model: nn.Module, kernels: Kernels
+) -> DraftSteps:
+    """What runs a loaded draft model."""
+    return DraftSteps(
+        draft_model,
+        StepGraphs(draft_model, kernels, plan.max_num_seqs),
+        own_vocab_size=drafter.vocab_size,
+        vocab_size=facts.vocab_size,
+        max_num_requests=plan.max_num_seqs,
+        max_num_tokens=max(plan.max_num_batched_tokens, PROFILED_TOKENS),
+    )
+
+
 def build_model_runner(
-    config: EngineConfig, plan: Plan, facts: ModelFacts, model: nn.Module, kernels: Kernels
+    config: EngineConfig,
+    plan: Plan,
+    facts: ModelFacts,
+    model: nn.Module,
+    kernels: Kernels,
+    draft_steps: DraftSteps | None = None,
 ) -> ModelRunner:
     """The runner of a loaded model, with what ends its steps: a sampler, or a pooler."""
     graphs = StepGraphs(model, kernels, _max_logit_rows(plan))
@@ -114,13 +149,15 @@ def build_model_runner(
         chooser=chooser,
     )
     prompt_logprobs = PromptLogprobs(chooser)
-    drafter = _drafter(config, plan)
+    drafter = _drafter(config, plan, draft_steps, CoupledSampler(sampler))
     head = SamplingHead(graphs, sampler, prompt_logprobs, facts.vocab_size, drafter)
-    return run_with(head, (sampler, prompt_logprobs, drafter))
+    return run_with(head, (sampler, prompt_logprobs, drafter), draft_steps=draft_steps)
 
 
-def _drafter(config: EngineConfig, plan: Plan) -> Drafter:
+def _drafter(config: EngineConfig, plan: Plan, draft_steps: DraftSteps | None, sampler: CoupledSampler) -> Drafter:
     asked = config.speculation
+    if draft_steps is not None:
+        return DraftModel(draft_steps, sampler)
     if plan.speculative_method == "none":
         return NoDrafter()
     return NgramDrafter(asked.prompt_lookup_min, asked.prompt_lookup_max)
