@@ -116,12 +116,15 @@ def _decide(config: EngineConfig, phases: Phases) -> ModelParts:
 
 
 def _drafter(config: EngineConfig, checkpoint: Checkpoint | None, facts: ModelFacts) -> DrafterFiles | None:
-    """The files of the model that drafts. Raises ConfigError unless its vocabulary is the model's, token by token."""
+    """What drafts, if that has files. Raises ConfigError unless a model's vocabulary is this one's, token by token."""
     check_speculative_model(config.speculation)
     name = config.speculation.speculative_model
     if name is None or checkpoint is None:
         return None
-    drafter = read_drafter(name, download_dir=config.load.download_dir, load_format=config.load.load_format)
+    method, load_format = config.speculation.speculative_method, config.load.load_format
+    drafter = read_drafter(name, method, facts, download_dir=config.load.download_dir, load_format=load_format)
+    if method != "draft_model":
+        return drafter
     load = resolve(TOKENIZER_LOADER)
     tokenizer = config.model.tokenizer
     ours = _token_names(load(checkpoint if tokenizer is None else resolve_model(tokenizer)))

@@ -22,6 +22,7 @@ from octavo.plan.plan import Plan
 from octavo.plan.weights import quantization_of, weight_bytes_of
 from octavo.util.byte_size import format_byte_size
 from octavo.words.device_caps import DeviceCaps
+from octavo.words.drafter_facts import DrafterFacts
 from octavo.words.errors import ConfigError, InsufficientMemoryError
 from octavo.words.kv_cache_spec import FullAttentionSpec
 from octavo.words.model_facts import ModelFacts
@@ -46,8 +47,8 @@ class Decision(NamedTuple, Generic[T]):
     reason: str
 
 
-def make_plan(config: EngineConfig, facts: ModelFacts, caps: DeviceCaps, drafter: ModelFacts | None = None) -> Plan:
-    """Decide everything that can be decided before a weight is loaded; ``drafter`` is a second model that guesses.
+def make_plan(config: EngineConfig, facts: ModelFacts, caps: DeviceCaps, drafter: DrafterFacts | None = None) -> Plan:
+    """Decide everything that can be decided before a weight is loaded; ``drafter`` has weights of its own, if any.
 
     Raises ConfigError for what cannot be had (or contradicts itself), InsufficientMemoryError where not even the
     weights fit.
@@ -63,7 +64,7 @@ def make_plan(config: EngineConfig, facts: ModelFacts, caps: DeviceCaps, drafter
     quantization = Decision(*quantization_of(config, facts, kernels.value))
     weight_bytes = weight_bytes_of(facts, dtype.value, quantization.value)
     if drafter is not None:
-        weight_bytes += weight_bytes_of(drafter, dtype.value, quantization_of(config, drafter, kernels.value)[0])
+        weight_bytes += weight_bytes_of(drafter.network, dtype.value, _drafter_format(config, drafter, kernels.value))
     left = _memory_beside_weights(caps, weight_bytes, dtype.value, quantization.value)
     block_size = _block_size(config)
     attention = _attention_backend(kernels.value, facts, block_size.value)
@@ -92,7 +93,7 @@ def make_plan(config: EngineConfig, facts: ModelFacts, caps: DeviceCaps, drafter
         "batch_invariant": _batch_invariant(kernels.value, attention.value, facts),
         "runner": runner,
         "speculative_method": speculation,
-        "num_speculative_tokens": _num_speculative_tokens(config, speculation.value),
+        "num_speculative_tokens": _num_speculative_tokens(config, speculation.value, drafter),
         "num_lookahead_tokens": _num_lookahead_tokens(config, speculation.value),
     }
     values = {name: decision.value for name, decision in decisions.items()}
@@ -218,7 +219,7 @@ def _tokens(config: EngineConfig, longest: int, is_encoder: bool) -> Decision[in
 
 
 def _kv_cache_bytes(
-    config: EngineConfig, facts: ModelFacts, drafter: ModelFacts | None, left: int, kv_dtype: str
+    config: EngineConfig, facts: ModelFacts, drafter: DrafterFacts | None, left: int, kv_dtype: str
 ) -> Decision[int | None]:
     if facts.is_encoder:
         return Decision(0, "an encoder keeps nothing")
@@ -228,7 +229,7 @@ def _kv_cache_bytes(
         return Decision(None, "learnt from profiling: the share gpu_memory_utilization asks for, less what is used")
     longest = _longest_request_bytes(config, facts, kv_dtype)
     if drafter is not None:
-        longest += _longest_request_bytes(config, _without_windows(drafter, facts.max_position), kv_dtype)
+        longest += _longest_request_bytes(config, _without_windows(drafter.network, facts.max_position), kv_dtype)
     wanted = DEFAULT_NUM_LONG_REQUESTS * longest
     most = left // 2
     if max(wanted, MIN_DEFAULT_KV_BYTES) > most:
@@ -395,9 +396,12 @@ def _speculative_method(config: EngineConfig, runner: str) -> Decision[str]:
     return Decision(asked.speculative_method, f"as asked: drafts follow {lengths} tokens that were said before")
 
 
-def _num_speculative_tokens(config: EngineConfig, method: str) -> Decision[int]:
+def _num_speculative_tokens(config: EngineConfig, method: str, drafter: DrafterFacts | None) -> Decision[int]:
     if method == "none":
         return Decision(0, "nothing is drafted")
+    asked = config.speculation.num_speculative_tokens
+    if drafter is not None and 0 < drafter.num_heads < asked:
+        return Decision(drafter.num_heads, "a token for each of its heads")
     return Decision(config.speculation.num_speculative_tokens, "as asked, or the default")
 
 
@@ -418,11 +422,18 @@ def check_speculative_model(asked: SpeculationConfig) -> None:
         raise ConfigError(f"speculative_method={method} needs a speculative_model: name one, or take ngram")
 
 
-def plan_drafter(config: EngineConfig, plan: Plan, model: ModelFacts, drafter: ModelFacts) -> Plan:
+def _drafter_format(config: EngineConfig, drafter: DrafterFacts, kernels: str) -> str:
+    """How its weights are held: as was asked for the model's, where its files allow that."""
+    if config.model.quantization == "gguf" and drafter.network.weight_format != "gguf":
+        return "none"
+    return quantization_of(config, drafter.network, kernels)[0]
+
+
+def plan_drafter(config: EngineConfig, plan: Plan, model: ModelFacts, drafter: DrafterFacts) -> Plan:
     """The Plan of a model for its drafter: what differs is how weights are held, and who computes attention."""
     return msgspec.structs.replace(
         plan,
-        quantization=quantization_of(config, drafter, plan.kernels)[0],
-        attention_backend=_attention_backend(plan.kernels, drafter, plan.block_size).value,
+        quantization=_drafter_format(config, drafter, plan.kernels),
+        attention_backend=_attention_backend(plan.kernels, drafter.network, plan.block_size).value,
         max_model_len=plan.max_model_len or model.max_position,
     )

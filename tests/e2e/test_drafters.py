@@ -16,7 +16,7 @@ import pytest
 
 from octavo import LLM, RequestOutput, StructuredOutputParams
 from octavo.words.errors import ConfigError
-from tests.drafters import save_noisy_copy
+from tests.drafters import save_eagle_head, save_medusa_heads, save_noisy_copy
 from tests.e2e.test_speculation import ask, metric, said
 from tests.tiny_models import save_tiny_model
 
@@ -39,7 +39,11 @@ def plain(options: dict[str, Any]) -> Iterator[LLM]:
         yield llm
 
 
-SAVED: dict[str, Callable[[Path, Path], Path]] = {"draft_model": save_noisy_copy}
+SAVED: dict[str, Callable[[Path, Path], Path]] = {
+    "draft_model": save_noisy_copy,
+    "eagle": save_eagle_head,
+    "medusa": save_medusa_heads,
+}
 
 
 @pytest.fixture(scope="module", params=SAVED)

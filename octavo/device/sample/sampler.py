@@ -27,6 +27,7 @@ from octavo.device.sample.logits_processors import (
 )
 from octavo.device.sample.penalties import Penalties
 from octavo.device.sample.random_numbers import Purpose
+from octavo.device.sample.verification import ExactMatch, Verification
 from octavo.words.messages import LogprobsRow, NewRequestData
 
 
@@ -56,7 +57,8 @@ class Sampler:
     """Chooses tokens; holds the parameters of each slot of the request table, which calls ``add`` and ``remove``.
 
     ``processed_logprobs`` takes returned logprobs from the logits that the token was chosen from, instead of the
-    model's own. ``chooser`` works on the logits (None: torch).
+    model's own. ``chooser`` works on the logits (None: torch), ``verification`` says what becomes of drafts (None: they
+    are compared with the samples).
     """
 
     def __init__(
@@ -66,7 +68,9 @@ class Sampler:
         *,
         processed_logprobs: bool = False,
         chooser: Chooser | None = None,
+        verification: Verification | None = None,
     ) -> None:
+        self._verification = verification or ExactMatch()
         self._processors = tuple(processors)
         self._chooser = chooser or TorchChooser()
         self._processed_logprobs = processed_logprobs
@@ -106,17 +110,27 @@ class Sampler:
             problem = "the logits after the request's own constraints"
             failed = self._chooser.unusable_rows(logits, problem) | failed
         # In processed mode, the logits then hold what the tokens were chosen from.
-        token_ids = self._chooser.choose(logits, self._row_choices(batch), keep_logits=self._processed_logprobs)
+        choices = self._row_choices(batch)
+        keep = self._processed_logprobs or self._verification.needs_logits
+        token_ids = self._chooser.choose(logits, choices, keep_logits=keep)
+        self._verification.settle(token_ids, logits, choices, batch)
         rows = self._logprobs(logits[asking] if raw is None else raw, token_ids, asking, batch) if asking else {}
         return SamplerOutput(token_ids.tolist(), [rows.get(row) for row in range(len(batch.slots))], failed)
 
-    def guess(self, logits: Tensor, batch: SamplingBatch) -> npt.NDArray[np.int64]:
-        """What ``sample`` would choose if these were the model's logits, [R]; grammars aside."""
+    def guess(
+        self, logits: Tensor, batch: SamplingBatch, purpose: Purpose = Purpose.TOKEN, *, keep_logits: bool = False
+    ) -> npt.NDArray[np.int64]:
+        """What ``sample`` would choose if these were the model's logits, [R], grammars aside.
+
+        By the random numbers of another purpose it is an independent choice. ``keep_logits`` is as in ``Chooser``.
+        """
         self._chooser.unusable_rows(logits, "a drafter's logits")
         changed = [processor.apply(logits, batch) for processor in self._processors]
         if any(changed):
             self._chooser.unusable_rows(logits, "a drafter's logits")
-        return self._chooser.choose(logits, self._row_choices(batch)).numpy()
+        choices = self._row_choices(batch)
+        choices["purpose"] = purpose
+        return self._chooser.choose(logits, choices, keep_logits=keep_logits).numpy()
 
     def _row_choices(self, batch: SamplingBatch) -> RowChoices:
         choices = self._choices[batch.slots]

@@ -17,14 +17,14 @@ from octavo.device.loader.load import LoadReport, load_weights
 from octavo.device.ops.kernels import Kernels
 from octavo.device.platform.detect import detect_caps
 from octavo.device.worker.build import (
-    build_draft_model,
-    build_draft_steps,
+    build_empty_drafter,
     build_empty_model,
     build_extension,
+    build_following_steps,
     build_kernels,
     build_model_runner,
 )
-from octavo.device.worker.draft_steps import DraftSteps
+from octavo.device.worker.draft_steps import FollowingSteps
 from octavo.device.worker.dummy import dummy_end, dummy_kv_cache_config, dummy_step
 from octavo.device.worker.memory import PROFILED_TOKENS, parameter_bytes, step_bytes
 from octavo.device.worker.model_runner import Step
@@ -59,8 +59,8 @@ class Worker:
         drafter: DrafterFiles | None = None,
     ) -> None:
         self._drafter = drafter
-        self._draft_steps: DraftSteps | None = None
-        self._draft_model: nn.Module | None = None
+        self._network: nn.Module | None = None
+        self._drafter_steps: FollowingSteps | None = None
         self._config = config
         self._plan = plan
         self._facts = facts
@@ -80,14 +80,15 @@ class Worker:
             if self._drafter is not None:
                 self._load_drafter(self._drafter, kernels)
         self.model_runner = build_model_runner(
-            self._config, self._plan, self._facts, self.model, kernels, self._draft_steps
+            self._config, self._plan, self._facts, self.model, kernels, self._network, self._drafter_steps
         )
         return report
 
     def _load_drafter(self, drafter: DrafterFiles, kernels: Kernels) -> None:
-        self._draft_model = build_draft_model(self._config, self._plan, self._facts, drafter.facts, kernels)
-        report = self._load_weights(self._draft_model, drafter.checkpoint)
-        self._draft_steps = build_draft_steps(self._plan, self._facts, drafter.facts, self._draft_model, kernels)
+        plan, facts = self._plan, self._facts
+        self._network = build_empty_drafter(self._config, plan, facts, drafter.facts, self.model, kernels)
+        report = self._load_weights(self._network, drafter.checkpoint)
+        self._drafter_steps = build_following_steps(plan, facts, drafter.facts, self._network, self.model, kernels)
         logger.info("Loading the drafter took %.2f seconds: %d tensors", report.seconds, report.num_tensors)
 
     def _load_weights(self, model: nn.Module, checkpoint: Checkpoint) -> LoadReport:
@@ -104,7 +105,7 @@ class Worker:
 
     def drafter_kv_cache_specs(self) -> dict[str, AnyKVCacheSpec]:
         """The same of the drafter's layers; none where nobody drafts, or without keys and values."""
-        return {} if self._draft_steps is None else self._draft_steps.kv_cache_specs()
+        return {} if self._drafter_steps is None else self._drafter_steps.kv_cache_specs()
 
     def get_kv_cache_specs(self) -> dict[str, AnyKVCacheSpec]:
         """What each layer with a cache of its own asks, by layer name."""
@@ -128,8 +129,8 @@ class Worker:
         assert self._plan.memory_fraction is not None, "the Plan gives KV memory as bytes or as a share"
         step = self._largest_step_bytes()
         weights = parameter_bytes(self.model)
-        if self._draft_model is not None:
-            weights += parameter_bytes(self._draft_model)
+        if self._network is not None:
+            weights += parameter_bytes(self._network)
         caps = detect_caps(self._plan.device)
         share = int(self._plan.memory_fraction * caps.total_bytes)
         left = min(share - weights, caps.available_bytes) - step
@@ -226,7 +227,7 @@ class Worker:
 
     def shutdown(self) -> None:
         """Let go of the model and the cache. May be called twice."""
-        for name in ("model", "model_runner", "_draft_model", "_draft_steps"):
+        for name in ("model", "model_runner", "_network", "_drafter_steps"):
             vars(self).pop(name, None)
 
     def _threads(self) -> Any:
