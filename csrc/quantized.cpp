@@ -85,7 +85,7 @@ struct QuantizedMatrix::Part {
         const RowReader rows(source.rows, k);
         const bool as_stored = source.rows.type == kNames[index_of(format)];
         if (!as_stored && !is_quantizer(format)) {
-            throw std::invalid_argument("numbers are quantised to Q8_0, Q4_0 and int8 only");
+            throw std::invalid_argument("numbers are quantised to Q8_0, Q4_1 and int8 only");
         }
         pool.run(num_panels(), [&](std::size_t panel, int) { as_stored ? move(rows, panel) : quantize(rows, panel, k); });
         if (!bias) return;

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "half.h"
+#include "quantization_grid.h"
 
 namespace octavo {
 namespace {
@@ -215,80 +216,37 @@ void pack(const Byte* row, std::size_t begin, std::size_t end, PanelColumn to) {
     }
 }
 
-// The nearest whole numbers of row / scale from `least` to `most`, and the sum of the squares of what they miss.
-float round_to(const float* row, float scale, int least, int most, Byte (&q)[kGroup]) {
-    const float inverse = scale != 0.0f ? 1.0f / scale : 0.0f;
-    float missed = 0.0f;
-    for (std::size_t j = 0; j < kGroup; ++j) {
-        const float nearest = std::nearbyint(row[j] * inverse);
-        const float whole = std::clamp(nearest, static_cast<float>(least), static_cast<float>(most));
-        const float miss = row[j] - whole * scale;
-        missed += miss * miss;
-        q[j] = static_cast<Byte>(static_cast<int>(whole) + 128);
-    }
-    return missed;
-}
-
-// The number farthest from zero; NaN where one is not finite, so that results show it.
-float extreme(const float* row, std::size_t count) {
-    float found = 0.0f, problem = 0.0f;
-    for (std::size_t j = 0; j < count; ++j) {
-        problem += row[j] - row[j];
-        if (std::abs(row[j]) > std::abs(found)) found = row[j];
-    }
-    return found + problem;
-}
-
 void quantize_int8(const float* row, PanelColumn to) {
     constexpr PanelLayout kLayout = layout_of(WeightFormat::int8);
     const float scale = std::abs(extreme(row, to.num_groups * kGroup)) / 127.0f;
     std::memcpy(to.panel + 4 * to.lane, &scale, sizeof scale);
     for (std::size_t group = 0; group < to.num_groups; ++group) {
         Byte q[kGroup];
-        round_to(row + group * kGroup, std::isfinite(scale) ? scale : 0.0f, -127, 127, q);
+        round_to_bytes(row + group * kGroup, scale, q);
         place_integers(kLayout.bits, q, Place(kLayout, to.panel, group).bits, to.lane);
     }
 }
-
-// The scale as it is stored.
-float kept(float scale) { return half_to_float(float_to_half(scale)); }
 
 void quantize_q8_0(const float* row, PanelColumn to) {
     constexpr PanelLayout kLayout = layout_of(WeightFormat::q8_0);
     for (std::size_t group = 0; group < to.num_groups; ++group) {
         const float* numbers = row + group * kGroup;
         const Place place(kLayout, to.panel, group);
-        const float scale = kept(std::abs(extreme(numbers, kGroup)) / 127.0f);
-        store_half(place.header + 2 * to.lane, scale);
+        store_half(place.header + 2 * to.lane, std::abs(extreme(numbers, kGroup)) / 127.0f);
         Byte q[kGroup];
-        round_to(numbers, std::isfinite(scale) ? scale : 0.0f, -127, 127, q);
+        round_to_bytes(numbers, load_half(place.header + 2 * to.lane), q);
         place_integers(kLayout.bits, q, place.bits, to.lane);
     }
 }
 
-// The farthest number becomes -8, or a little less: of a few such scales the one that misses least.
-float best_q4_0_scale(const float* numbers) {
-    const float farthest = extreme(numbers, kGroup);
-    if (!std::isfinite(farthest)) return farthest;
-    float best = 0.0f, least_missed = INFINITY;
-    for (const float steps : {-8.0f, -7.4f, -7.7f, -8.4f, -8.8f, -9.3f, 7.0f, 7.5f}) {
-        Byte q[kGroup];
-        const float scale = kept(farthest / steps), missed = round_to(numbers, scale, -8, 7, q);
-        if (missed < least_missed) best = scale, least_missed = missed;
-    }
-    return best;
-}
-
-void quantize_q4_0(const float* row, PanelColumn to) {
-    constexpr PanelLayout kLayout = layout_of(WeightFormat::q4_0);
+void quantize_q4_1(const float* row, PanelColumn to) {
+    constexpr PanelLayout kLayout = layout_of(WeightFormat::q4_1);
     for (std::size_t group = 0; group < to.num_groups; ++group) {
-        const float* numbers = row + group * kGroup;
         const Place place(kLayout, to.panel, group);
-        const float scale = best_q4_0_scale(numbers);
-        store_half(place.header + 2 * to.lane, scale);
         Byte q[kGroup];
-        round_to(numbers, std::isfinite(scale) ? scale : 0.0f, -8, 7, q);
-        for (Byte& each : q) each -= 120;
+        const Grid grid = nearest_grid(row + group * kGroup, q);
+        store_half(place.header + 2 * to.lane, grid.scale);
+        store_half(place.header + 2 * (kQuantizedColumns + to.lane), grid.minimum);
         place_integers(kLayout.bits, q, place.bits, to.lane);
     }
 }
@@ -310,13 +268,13 @@ void pack_blocks(WeightFormat format, const Byte* row, std::size_t begin, std::s
 }
 
 bool is_quantizer(WeightFormat format) {
-    return format == WeightFormat::q8_0 || format == WeightFormat::q4_0 || format == WeightFormat::int8;
+    return format == WeightFormat::q8_0 || format == WeightFormat::q4_1 || format == WeightFormat::int8;
 }
 
 void quantize_row(WeightFormat format, const float* row, PanelColumn to) {
     switch (format) {
         case WeightFormat::q8_0: return quantize_q8_0(row, to);
-        case WeightFormat::q4_0: return quantize_q4_0(row, to);
+        case WeightFormat::q4_1: return quantize_q4_1(row, to);
         case WeightFormat::int8: return quantize_int8(row, to);
         default: return;
     }

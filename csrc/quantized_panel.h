@@ -19,7 +19,7 @@ struct PanelColumn {
 // format's blocks, so that a panel can be written while it is in the cache.
 void pack_blocks(WeightFormat format, const std::uint8_t* row, std::size_t begin, std::size_t end, PanelColumn to);
 
-// Whether numbers can be quantised to the format: Q8_0, Q4_0 and int8.
+// Whether numbers can be quantised to the format: Q8_0, Q4_1 and int8.
 bool is_quantizer(WeightFormat format);
 
 // Numbers [num_groups * 32], zeros where k ends, to the nearest of such a format.

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from octavo.words.outputs import PoolingRequestOutput as PoolingRequestOutput
     from octavo.words.outputs import RequestOutput as RequestOutput
     from octavo.words.pooling_params import PoolingParams as PoolingParams
+    from octavo.words.repetition_detection import RepetitionDetectionParams as RepetitionDetectionParams
     from octavo.words.sampling_params import SamplingParams as SamplingParams
     from octavo.words.structured_outputs import StructuredOutputParams as StructuredOutputParams
 
@@ -35,6 +36,7 @@ _HOMES = {
     "RequestOutput": "octavo.words.outputs",
     "PoolingParams": "octavo.words.pooling_params",
     "PoolingRequestOutput": "octavo.words.outputs",
+    "RepetitionDetectionParams": "octavo.words.repetition_detection",
     "SamplingParams": "octavo.words.sampling_params",
     "StructuredOutputParams": "octavo.words.structured_outputs",
     "TextPrompt": "octavo.words.inputs",
@@ -42,8 +44,8 @@ _HOMES = {
 }
 
 __all__ = ["LLM", "AsyncLLM", "CompletionOutput", "EngineArgs", "EngineConfig", "LLMEngine", "PoolingParams",
-           "PoolingRequestOutput", "RequestOutput",
-           "SamplingParams", "StructuredOutputParams", "TextPrompt", "TokensPrompt", "__version__"]  # fmt: skip
+           "PoolingRequestOutput", "RepetitionDetectionParams", "RequestOutput", "SamplingParams",
+           "StructuredOutputParams", "TextPrompt", "TokensPrompt", "__version__"]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

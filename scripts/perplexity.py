@@ -1,10 +1,11 @@
 """Perplexity of a model under several settings of weights, on one fixed English text.
 
-    python scripts/perplexity.py qwen2.5-coder-0.5b none/float32 gguf int8 int4 none/bfloat16
+    python scripts/perplexity.py qwen2.5-coder-0.5b none/float32 gguf int8 int4 none/bfloat16 none/float32/int8
 
-A setting is QUANTIZATION or QUANTIZATION/DTYPE. The text is the language reference that CPython carries for ``help()``
-(``pydoc_data.topics``, of the standard library): English prose with some code, there wherever Python is, and the same
-for one version of Python. Its hash is printed. It is cut into windows of tokens that do not see each other.
+A setting is QUANTIZATION, QUANTIZATION/DTYPE or QUANTIZATION/DTYPE/KV_CACHE_DTYPE. The text is the language reference
+that CPython carries for ``help()`` (``pydoc_data.topics``, of the standard library): English prose with some code,
+there wherever Python is, and the same for one version of Python. Its hash is printed. It is cut into windows of tokens
+that do not see each other.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def reference_text() -> str:
 
 def perplexity(model: str, setting: str, text: str, num_tokens: int, window: int) -> float:
     """exp of the mean negative logprob of the text's tokens."""
-    quantization, _, dtype = setting.partition("/")
-    options: dict[str, Any] = {"quantization": quantization, "dtype": dtype or "auto", "enable_prefix_caching": False}
+    options: dict[str, Any] = {"dtype": "auto", "enable_prefix_caching": False}
+    options |= zip(("quantization", "dtype", "kv_cache_dtype"), setting.split("/"), strict=False)
     with LLM(model, max_model_len=window + 1, disable_log_stats=True, **options) as llm:
         token_ids = llm.get_tokenizer().encode(text)[:num_tokens]
         found = list(logprobs(llm, token_ids, window))

@@ -13,6 +13,7 @@ SAID = {
     "offline_batch.py": "The capital of France is' -> ' Paris",
     "chat.py": "assistant: ",
     "prefix_caching.py": "from the cache",
+    "own_logits_processor.py": "",
     "structured_output.py": "France {'city': 'Paris', 'continent': 'Europe'}",
 }
 

@@ -41,7 +41,7 @@ void bind_quantized(nb::module_& m) {
     nb::class_<QuantizedMatrix, PackedMatrix>(m, "QuantizedMatrix", "Weights of a few bits, in the formats of GGUF or int8.")
         .def("__init__", &construct, nb::arg("pool"), nb::arg("k"), nb::arg("stack"), nb::arg("bias"),
              "Pack matrices one below the other: of each (format, type as stored, address of its rows [n, k], n, address of\n"
-             "their order [n] int64 or 0). Another type than the format's is quantised: to Q8_0, Q4_0 or int8. bias: float32\n"
+             "their order [n] int64 or 0). Another type than the format's is quantised: to Q8_0, Q4_1 or int8. bias: float32\n"
              "for all rows (address 0: none). Raises ValueError for formats and types there are not.");
 }
 

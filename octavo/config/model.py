@@ -57,6 +57,10 @@ class ModelConfig:
             choices=("raw_logprobs", "processed_logprobs"),
         ),
     ] = "raw_logprobs"
+    logits_processors: Annotated[
+        str | None,
+        Option('Own logits processors, comma-separated "module:Class"; per request they read extra_args (vllm_xargs).'),
+    ] = None
     generation_config: Annotated[
         str,
         Option(

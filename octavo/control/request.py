@@ -28,6 +28,7 @@ class RequestStatus(enum.IntEnum):
     FINISHED_LENGTH = 4
     FINISHED_ABORTED = 5
     FINISHED_ERROR = 6
+    FINISHED_REPETITION = 7
 
     @property
     def is_finished(self) -> bool:
@@ -49,6 +50,7 @@ FINISH_REASONS = {
     RequestStatus.FINISHED_LENGTH: FinishReason.LENGTH,
     RequestStatus.FINISHED_ABORTED: FinishReason.ABORT,
     RequestStatus.FINISHED_ERROR: FinishReason.ERROR,
+    RequestStatus.FINISHED_REPETITION: FinishReason.REPETITION,
 }
 
 
@@ -82,7 +84,7 @@ class Request:
         self.num_vain_probes = 0
 
         self.status = RequestStatus.WAITING
-        self.stop_reason: int | None = None
+        self.stop_reason: int | str | None = None
         self.error: str | None = None
         self.num_computed_tokens = 0
         self.num_output_placeholders = 0

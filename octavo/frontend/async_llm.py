@@ -27,6 +27,7 @@ from octavo.frontend.admission import Admission
 from octavo.frontend.input_processor import InputProcessor, PreparedRequest, operating_system_seed, prompt_text
 from octavo.frontend.output_processor import OpenRequest, OutputProcessor
 from octavo.frontend.start import default_stat_loggers, start_front_end
+from octavo.tokenizer.reasoning_style import ReasoningStyle
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.words.errors import EngineDeadError, EngineError, RequestError, RequestTimeoutError
 from octavo.words.inputs import PromptType
@@ -145,10 +146,12 @@ class AsyncLLM:
         *,
         priority: int | None = None,
         reasoning_end_ids: tuple[int, ...] = (),
+        reasoning_style: ReasoningStyle | None = None,
     ) -> PreparedRequest:
         """Check a request, turn it into tokens and see whether it may join the queue; nothing runs yet.
 
         A grammar holds from the first time that the output ends with ``reasoning_end_ids``; from its begin if empty.
+        ``reasoning_style`` (None: that of the chat template) says between which tags a budget of thoughts holds.
         """
         request_id = str(next(self._request_ids)) if request_id is None else request_id
         prepared = await self.work_on(
@@ -161,6 +164,7 @@ class AsyncLLM:
                 priority=priority,
                 arrival_time=time.time(),
                 reasoning_end_ids=reasoning_end_ids,
+                reasoning_style=reasoning_style,
             ),
         )
         self.check_admission(prepared)

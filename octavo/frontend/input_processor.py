@@ -16,11 +16,12 @@ import msgspec
 
 from octavo.checkpoint.generation_config import GenerationConfig, end_token_ids
 from octavo.config.engine_config import EngineConfig
+from octavo.tokenizer.reasoning_style import ReasoningStyle, style_of_template
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.util.lazy import resolve
 from octavo.words.errors import RequestError
 from octavo.words.inputs import PromptType
-from octavo.words.messages import EngineCoreRequest, ResolvedSampling
+from octavo.words.messages import EngineCoreRequest, ResolvedSampling, Thinking
 from octavo.words.model_facts import ModelFacts
 from octavo.words.pooling_params import PoolingParams
 from octavo.words.sampling_params import MAX_SEED, RequestOutputKind, SamplingParams
@@ -29,6 +30,8 @@ _PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt", "priority"
 _MAX_SALT_CHARACTERS = 4096
 # Every vocabulary has tokens of so many characters.
 _SHORT_TOKEN = 8
+_TAIL_TOKENS = 32
+"""Tokens at the end of a prompt that are looked at for tags of thoughts."""
 GRAMMAR_CHECK = "octavo.control.structured_output.backends.llguidance:check_grammar"
 
 
@@ -100,6 +103,7 @@ class InputProcessor:
         priority: int | None = None,
         arrival_time: float | None = None,
         reasoning_end_ids: tuple[int, ...] = (),
+        reasoning_style: ReasoningStyle | None = None,
     ) -> PreparedRequest:
         """Check a request and turn it into tokens. RequestError for one that cannot be served."""
         choices = self.process(
@@ -109,6 +113,7 @@ class InputProcessor:
             priority=priority or 0,
             arrival_time=arrival_time,
             reasoning_end_ids=reasoning_end_ids,
+            reasoning_style=reasoning_style,
         )
         return PreparedRequest(request_id, prompt_text(prompt), choices)
 
@@ -193,11 +198,13 @@ class InputProcessor:
         priority: int = 0,
         arrival_time: float | None = None,
         reasoning_end_ids: tuple[int, ...] = (),
+        reasoning_style: ReasoningStyle | None = None,
     ) -> list[EngineCoreRequest]:
         """Return the requests, one per choice, that ``prompt`` comes to.
 
         ``params`` None takes the model's defaults. Internal ids are ``request_id`` with a random tail, so a caller may
         use an id twice; of n choices each is named ``{index}_{id}``. A priority in the prompt goes before ``priority``.
+        ``reasoning_style`` None is that of the chat template.
         Raises RequestError naming what is wrong.
         """
         if self._runner == "pooling":
@@ -207,6 +214,9 @@ class InputProcessor:
         params = self.default_sampling_params() if params is None else own_params(params)
         checked = self._read_prompt(prompt, priority)
         sampling = self._resolve(params, len(checked.token_ids), reasoning_end_ids)
+        if params.thinking_token_budget is not None:
+            thinking = self._thinking(checked.token_ids, reasoning_style)
+            sampling = msgspec.structs.replace(sampling, thinking=thinking)
         request = _core_request(request_id, checked, sampling, arrival_time)
         if params.n == 1:
             return [request]
@@ -321,6 +331,12 @@ class InputProcessor:
         self._resolve_logprobs(params)
         if params.structured_outputs is not None:
             resolve(GRAMMAR_CHECK)(params.structured_outputs)
+        if params.extra_args and not self._config.logits_processors:
+            raise RequestError(
+                "extra_args are for the engine's own logits processors and it has none: leave them out, or start it "
+                "with --logits-processors.",
+                param="extra_args",
+            )
         room = self._max_model_len - num_prompt_tokens
         ordinal = next(self._ordinals)
         return ResolvedSampling(
@@ -332,6 +348,24 @@ class InputProcessor:
             bad_words_token_ids=tuple(self._bad_words(params.bad_words or ())),
             reasoning_end_ids=reasoning_end_ids,
         )
+
+    def _thinking(self, prompt_token_ids: list[int], style: ReasoningStyle | None) -> Thinking | None:
+        """Between which tokens the answer's thoughts will be; None where the prompt has ended them."""
+        style = style or style_of_template(self._tokenizer.chat_template)
+        if style is None:
+            raise RequestError(
+                "thinking_token_budget: the chat template of this model knows no thoughts; leave it out, or serve with "
+                "--reasoning-parser.",
+                param="thinking_token_budget",
+            )
+        tail = self._tokenizer.decode(prompt_token_ids[-_TAIL_TOKENS:], skip_special_tokens=False)
+        if style.is_closed_by(tail):
+            return None
+        begin, end = (
+            tuple(self._tokenizer.encode(tag, add_special_tokens=False, at_start=False))
+            for tag in (style.begin, style.end)
+        )
+        return Thinking(begin_ids=() if style.is_opened_by(tail) else begin, end_ids=end)
 
     def _resolve_logprobs(self, params: SamplingParams) -> None:
         """Refuse more logprobs than the engine allows; -1 becomes the size of the vocabulary."""

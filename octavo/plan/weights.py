@@ -9,7 +9,7 @@ from octavo.words.model_facts import ModelFacts
 
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _FLOAT_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-_BYTES_PER_NUMBER = {"int8": 1.0, "int4": 18 / 32}
+_BYTES_PER_NUMBER = {"int8": 1.0, "int4": 20 / 32}
 
 
 def quantization_of(config: EngineConfig, facts: ModelFacts, kernels: str) -> tuple[str, str]:

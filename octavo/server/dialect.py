@@ -20,10 +20,11 @@ from octavo.server.output_events import (
     PlainText,
     Reasoning,
 )
-from octavo.server.reasoning_parsers.table import ReasoningStyle, reasoning_style, style_of_template
+from octavo.server.reasoning_parsers.think import parser_of_style
 from octavo.server.tool_parsers.table import format_of_template, tool_format
 from octavo.server.tool_parsers.tool_format import ToolFormat
 from octavo.server.tool_use import NO_TOOLS, ToolUse
+from octavo.tokenizer.reasoning_style import ReasoningStyle, reasoning_style, style_of_template
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.words.sampling_params import SamplingParams
 from octavo.words.structured_outputs import StructuredOutputParams
@@ -96,7 +97,7 @@ class AnswerPlan:
     def _parser(self) -> OutputParser:
         calls = self._format.parser(forced=self.tools.is_forced) if self._reads_calls else PlainText()
         style = self.dialect.style
-        thoughts = PlainText() if style is None else style.parser(self.prompt_tail)
+        thoughts = PlainText() if style is None else parser_of_style(style, self.prompt_tail)
         if isinstance(thoughts, PlainText):
             return calls
         return Chain(thoughts, calls)

@@ -24,9 +24,18 @@ class FinishReason(enum.IntEnum):
     LENGTH = 1
     ABORT = 2
     ERROR = 3
+    REPETITION = 4
 
     def __str__(self) -> str:
         return self.name.lower()
+
+
+class Thinking(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
+    """Where thoughts are in an answer: after the first ``begin_ids`` (from its start where these are empty), up to the
+    next ``end_ids``."""
+
+    begin_ids: tuple[int, ...]
+    end_ids: tuple[int, ...]
 
 
 class ResolvedSampling(msgspec.Struct, array_like=True, frozen=True, kw_only=True):
@@ -36,7 +45,7 @@ class ResolvedSampling(msgspec.Struct, array_like=True, frozen=True, kw_only=Tru
     is one past the last id the tokenizer knows: ids from there on are never sampled. ``choice_index`` is the
     position among n choices. ``max_tokens`` is at least 1. Structured output holds from the first token on, or, where
     ``reasoning_end_ids`` are given, from the first time that the output ends with these. A request with ``pooling``
-    gets numbers and no token.
+    gets numbers and no token. ``thinking`` is given where thoughts have a budget and the prompt has not closed them.
     """
 
     params: SamplingParams
@@ -48,6 +57,7 @@ class ResolvedSampling(msgspec.Struct, array_like=True, frozen=True, kw_only=Tru
     choice_index: int = 0
     reasoning_end_ids: tuple[int, ...] = ()
     pooling: PoolingParams | None = None
+    thinking: Thinking | None = None
 
 
 class EngineCoreRequest(msgspec.Struct, array_like=True, kw_only=True):
@@ -165,8 +175,8 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     """What a step brought to one request. Tokens after a stop are already trimmed.
 
     ``prompt_logprobs`` is sent once, with the first token, without the leading None. ``stop_reason`` is the stop
-    token id. Times are ``time.time`` seconds. ``num_draft_tokens`` were verified by this step, of which
-    ``num_accepted_tokens`` were right.
+    token id or "repetition". Times are ``time.time`` seconds. ``num_draft_tokens`` were verified by this step,
+    ``num_accepted_tokens`` of them were right.
     """
 
     request_id: str
@@ -174,7 +184,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     new_logprobs: list[LogprobsRow] | None = None
     prompt_logprobs: list[LogprobsRow] | None = None
     finish_reason: FinishReason | None = None
-    stop_reason: int | None = None
+    stop_reason: int | str | None = None
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     first_scheduled_time: float | None = None

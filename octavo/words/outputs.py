@@ -32,8 +32,8 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
     """One choice of a request.
 
     ``logprobs`` has one dict per token of ``token_ids``: the asked best candidates and the chosen token.
-    ``finish_reason`` is stop, length, abort or error; ``stop_reason`` is the stop string or stop token id that
-    ended it, None for an end-of-sequence token. ``error`` says why a choice ended with ``error``.
+    ``finish_reason`` is stop, length, repetition, abort or error; ``stop_reason`` is the stop string or token id that
+    ended it, "repetition", or None for an end-of-sequence token. ``error`` says why a choice ended with ``error``.
     """
 
     index: int

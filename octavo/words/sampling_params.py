@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from octavo.words.errors import RequestError
+from octavo.words.repetition_detection import RepetitionDetectionParams
 from octavo.words.structured_outputs import StructuredOutputParams
 
 MAX_SEED = 2**63 - 1
@@ -39,7 +40,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     Names, defaults and ranges follow vLLM's SamplingParams. Temperatures below 1e-5 mean greedy; between that
     and 0.01 they are lifted to 0.01. ``top_k`` 0 or -1 means all. ``max_tokens`` None fills the context.
     ``logprobs`` k returns the k best and the chosen token; -1 means the whole vocabulary where the engine's
-    ``max_logprobs`` allows it. ``seed`` -1 means none given.
+    ``max_logprobs`` allows it. ``seed`` -1 means none given. After ``thinking_token_budget`` tokens of thought the
+    end of the thoughts is forced. ``extra_args`` are read by the engine's own logits processors: plain values by name.
     """
 
     n: int = 1
@@ -62,6 +64,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     structured_outputs: StructuredOutputParams | None = None
+    thinking_token_budget: int | None = None
+    repetition_detection: RepetitionDetectionParams | None = None
+    extra_args: dict[str, Any] | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -109,7 +114,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     def _check_types(self) -> None:
         for name in ("n", "top_k", "min_tokens"):
             _require_int(name, getattr(self, name))
-        for name in ("seed", "max_tokens", "logprobs", "prompt_logprobs"):
+        for name in ("seed", "max_tokens", "logprobs", "prompt_logprobs", "thinking_token_budget"):
             if getattr(self, name) is not None:
                 _require_int(name, getattr(self, name))
         for name in _NUMBERS:
@@ -124,15 +129,13 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
             is_one_stop = name == "stop" and isinstance(value, str)
             _require(name, value is None or is_one_stop or isinstance(value, list | tuple), "must be a list", value)
         _require("logit_bias", isinstance(self.logit_bias, dict | None), "must be a dict", self.logit_bias)
-        shape = self.structured_outputs
-        _require(
-            "structured_outputs",
-            isinstance(shape, StructuredOutputParams | None),
-            "must be StructuredOutputParams",
-            shape,
-        )
-        kind = self.output_kind
-        _require("output_kind", isinstance(kind, RequestOutputKind), "must be a RequestOutputKind", kind)
+        for name, kind in _STRUCTS.items():
+            value = getattr(self, name)
+            _require(name, isinstance(value, kind | None), f"must be {kind.__name__}", value)
+        _require_plain("extra_args", self.extra_args)
+        output_kind = self.output_kind
+        is_kind = isinstance(output_kind, RequestOutputKind)
+        _require("output_kind", is_kind, "must be a RequestOutputKind", output_kind)
 
     def _check_ranges(self) -> None:
         _require("n", 1 <= self.n <= MAX_N, f"must be between 1 and {MAX_N}", self.n)
@@ -159,6 +162,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
             self.max_tokens,
         )
         _require("min_tokens", 0 <= self.min_tokens <= MAX_INT, f"must be 0 to {MAX_INT}", self.min_tokens)
+        budget = self.thinking_token_budget
+        _require("thinking_token_budget", budget is None or 0 <= budget <= MAX_INT, f"must be 0 to {MAX_INT}", budget)
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             _require(name, value is None or value >= -1, "must be at least 0, or -1 for the whole vocabulary", value)
@@ -201,6 +206,7 @@ _SWITCHES = (
     "spaces_between_special_tokens",
     "include_stop_str_in_output",
 )
+_STRUCTS = {"structured_outputs": StructuredOutputParams, "repetition_detection": RepetitionDetectionParams}
 _LISTS = ("stop", "stop_token_ids", "allowed_token_ids", "bad_words")
 
 
@@ -225,6 +231,16 @@ def _require_text(name: str, value: object) -> None:
         str(value).encode()
     except UnicodeEncodeError:
         _require(name, False, "must hold valid Unicode, no half of a surrogate pair", value)
+
+
+def _require_plain(name: str, value: object) -> None:
+    """Nothing but what a message can carry: text, numbers, lists and objects of these."""
+    is_named = value is None or (isinstance(value, dict) and all(isinstance(key, str) for key in value))
+    _require(name, is_named, "must be a dict with names as keys", value)
+    try:
+        msgspec.msgpack.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        _require(name, False, "must hold plain values only (text, numbers, lists, dicts)", value)
 
 
 def _short(value: object) -> str:

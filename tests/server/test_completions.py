@@ -170,3 +170,17 @@ def test_a_request_has_a_time_limit(server: RunningServer) -> None:
     body = {"prompt": "A", "max_tokens": 900, "ignore_eos": True, "request_timeout": 0.05}
     assert "error" in events(server, "/v1/completions", body)[-1]
     assert server.becomes_idle()
+
+
+def test_a_budget_of_thoughts_repetition_and_own_arguments_over_http(server: RunningServer) -> None:
+    detection = {"min_pattern_size": 2, "max_pattern_size": 6, "min_count": 3}
+    found = choice_of(server, [[0x99]], max_tokens=40, repetition_detection=detection)
+    assert (found["finish_reason"], found["stop_reason"], found["text"]) == ("repetition", "repetition", "🦙" * 3)
+    for wrong in (
+        {"repetition_detection": {"max_pattern_size": 0}},
+        {"repetition_detection": 3},
+        {"thinking_token_budget": 4},  # this model's template knows no thoughts
+        {"vllm_xargs": {"only_token": 3}},  # and it has no processors of its own
+    ):
+        answer = server.complete("A", **wrong)
+        assert answer.status_code == 400 and next(iter(wrong)) in answer.text.replace("extra_args", "vllm_xargs")

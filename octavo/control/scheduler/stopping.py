@@ -8,7 +8,8 @@ from octavo.control.request import Request, RequestStatus
 def check_stop(request: Request, is_complete: bool = False) -> RequestStatus | None:
     """Return how the request's newest token ends it, or None; a stop id is noted as its ``stop_reason``.
 
-    In this order: end of sequence, stop id, a constraint that is complete, length (of the context or of max_tokens).
+    In this order: end of sequence, stop id, a constraint that is complete, length (of the context or of max_tokens),
+    repetition once min_tokens are there.
     The sampler never picks the first two among the first min_tokens tokens; should one be there all the same, it does
     not count. ``is_complete``: the request's constraint lets nothing follow, whatever min_tokens says.
     """
@@ -19,4 +20,15 @@ def check_stop(request: Request, is_complete: bool = False) -> RequestStatus | N
         return RequestStatus.FINISHED_STOPPED
     if is_complete:
         return RequestStatus.FINISHED_STOPPED
-    return RequestStatus.FINISHED_LENGTH if request.num_tokens >= request.max_total_tokens else None
+    if request.num_tokens >= request.max_total_tokens:
+        return RequestStatus.FINISHED_LENGTH
+    return _repetition(request) if request.sampling.params.repetition_detection is not None else None
+
+
+def _repetition(request: Request) -> RequestStatus | None:
+    params, num_output = request.sampling.params, request.num_output_tokens
+    detection = params.repetition_detection
+    if detection is None or num_output < params.min_tokens or not detection.is_met(request.all_token_ids, num_output):
+        return None
+    request.stop_reason = "repetition"
+    return RequestStatus.FINISHED_REPETITION

@@ -1,8 +1,8 @@
 """From logits to one token per row.
 
-Order: raw logits saved for logprobs, text tokens only, allowed ids, bad words, min_tokens, logit_bias, penalties,
-what a grammar allows, then greedy, or temperature, min_p, top_k, top_p and a draw. What no row of a batch uses costs
-nothing.
+Order: raw logits saved for logprobs, text tokens only, allowed ids, bad words, min_tokens, logit_bias, the processors
+of the user, penalties, budgets of thought, what a grammar allows, then greedy, or temperature, min_p, top_k, top_p and
+a draw. What no row of a batch uses costs nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from octavo.device.sample.chooser import ROW_CHOICE, Chooser, RowChoices, TorchChooser
+from octavo.device.sample.custom_processors import CustomProcessor
 from octavo.device.sample.grammar_mask import GrammarMask
 from octavo.device.sample.logits_processors import (
     AllowedTokens,
@@ -27,7 +28,9 @@ from octavo.device.sample.logits_processors import (
 )
 from octavo.device.sample.penalties import Penalties
 from octavo.device.sample.random_numbers import Purpose
+from octavo.device.sample.thinking_budget import ThinkingBudget
 from octavo.device.sample.verification import ExactMatch, Verification
+from octavo.words.errors import RequestError
 from octavo.words.messages import LogprobsRow, NewRequestData
 
 
@@ -40,15 +43,17 @@ class SamplerOutput:
     failed: dict[int, str] = field(default_factory=dict)
 
 
-def builtin_processors(vocab_size: int) -> tuple[LogitsProcessor, ...]:
-    """The processors of SamplingParams, in their order."""
+def builtin_processors(vocab_size: int, custom: Sequence[LogitsProcessor] = ()) -> tuple[LogitsProcessor, ...]:
+    """The processors of SamplingParams, in their order, with those of the user in their place."""
     return (
         TextTokensOnly(vocab_size),
         AllowedTokens(),
         BadWords(),
         MinTokens(),
         LogitBias(),
+        *custom,
         Penalties(vocab_size),
+        ThinkingBudget(),
         GrammarMask(),
     )
 
@@ -75,6 +80,7 @@ class Sampler:
         self._chooser = chooser or TorchChooser()
         self._processed_logprobs = processed_logprobs
         self._num_logprobs: dict[int, int] = {}
+        self._refused: dict[int, str] = {}
         self._choices = np.zeros(max_num_slots, dtype=ROW_CHOICE)
 
     def add(self, slot: int, request: NewRequestData) -> None:
@@ -87,11 +93,15 @@ class Sampler:
         if params.logprobs is not None:
             self._num_logprobs[slot] = params.logprobs
         for processor in self._processors:
-            processor.add(slot, request)
+            try:
+                processor.add(slot, request)
+            except RequestError as error:
+                self._refused[slot] = str(error)
 
     def remove(self, slot: int) -> None:
         """Forget the slot's request."""
         self._num_logprobs.pop(slot, None)
+        self._refused.pop(slot, None)
         for processor in self._processors:
             processor.remove(slot)
 
@@ -109,6 +119,8 @@ class Sampler:
         if any(changed):
             problem = "the logits after the request's own constraints"
             failed = self._chooser.unusable_rows(logits, problem) | failed
+        if self._refused:
+            failed |= {row: self._refused[slot] for row, slot in enumerate(batch.slots) if slot in self._refused}
         # In processed mode, the logits then hold what the tokens were chosen from.
         choices = self._row_choices(batch)
         keep = self._processed_logprobs or self._verification.needs_logits
@@ -120,17 +132,25 @@ class Sampler:
     def guess(
         self, logits: Tensor, batch: SamplingBatch, purpose: Purpose = Purpose.TOKEN, *, keep_logits: bool = False
     ) -> npt.NDArray[np.int64]:
-        """What ``sample`` would choose if these were the model's logits, [R], grammars aside.
+        """What ``sample`` would choose if these were the model's logits, [R].
 
-        By the random numbers of another purpose it is an independent choice. ``keep_logits`` is as in ``Chooser``.
+        Grammars, budgets of thought and the user's processors are left aside: a draft against them is a wrong one. By
+        the random numbers of another purpose it is an independent choice. ``keep_logits`` is as in ``Chooser``.
         """
         self._chooser.unusable_rows(logits, "a drafter's logits")
-        changed = [processor.apply(logits, batch) for processor in self._processors]
+        ours = (each for each in self._processors if not isinstance(each, CustomProcessor | ThinkingBudget))
+        changed = [processor.apply(logits, batch) for processor in ours]
         if any(changed):
             self._chooser.unusable_rows(logits, "a drafter's logits")
         choices = self._row_choices(batch)
         choices["purpose"] = purpose
         return self._chooser.choose(logits, choices, keep_logits=keep_logits).numpy()
+
+    def counters(self) -> dict[str, int]:
+        """How often since start rows were forced to end their thoughts, and each processor of the user changed any."""
+        custom = {each.name: each.num_applied for each in self._processors if isinstance(each, CustomProcessor)}
+        budgets = (each.num_forced for each in self._processors if isinstance(each, ThinkingBudget))
+        return {"thinking_budget": sum(budgets), **custom}
 
     def _row_choices(self, batch: SamplingBatch) -> RowChoices:
         choices = self._choices[batch.slots]

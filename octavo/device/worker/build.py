@@ -24,6 +24,7 @@ from octavo.device.models.medusa import MedusaHeads
 from octavo.device.models.options import ModelOptions
 from octavo.device.ops.kernels import Kernels, load_kernels, with_reference
 from octavo.device.sample.chooser import TorchChooser
+from octavo.device.sample.custom_processors import load_custom_processors
 from octavo.device.sample.native_chooser import NativeChooser
 from octavo.device.sample.prompt_logprobs import PromptLogprobs
 from octavo.device.sample.sampler import Sampler, builtin_processors
@@ -49,7 +50,7 @@ from octavo.words.errors import ConfigError
 from octavo.words.model_facts import ModelFacts
 
 # What linear layers and what the vocabulary are quantised to by the Plan's name; None: as a GGUF file stores them.
-QUANTIZED_FORMATS = {"gguf": (None, None), "int8": ("int8", "int8"), "int4": ("Q4_0", "int8")}
+QUANTIZED_FORMATS = {"gguf": (None, None), "int8": ("int8", "int8"), "int4": ("Q4_1", "int8")}
 MOST_CAPTURED_ROWS = 64
 logger = logging.getLogger(__name__)
 
@@ -165,9 +166,10 @@ def build_model_runner(
     chooser = TorchChooser() if kernels.native is None else NativeChooser(kernels.native)
     proposals = Proposals()
     by_rejection = config.speculation.speculative_verification == "rejection"
+    custom = load_custom_processors(config.model.logits_processors, facts.vocab_size)
     sampler = Sampler(
         plan.max_num_seqs,
-        builtin_processors(facts.vocab_size),
+        builtin_processors(facts.vocab_size, custom),
         processed_logprobs=config.model.logprobs_mode == "processed_logprobs",
         chooser=chooser,
         verification=RejectionSampling(proposals) if by_rejection else ExactMatch(),

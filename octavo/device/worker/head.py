@@ -31,6 +31,10 @@ class Head(Protocol):
         """hidden: [T, hidden_size], the batch's tokens. Appends the tokens it makes to the table."""
         ...
 
+    def counters(self) -> dict[str, int]:
+        """What it counted since start, by name."""
+        ...
+
 
 class SamplingHead:
     """Tokens for each request whose known tokens are all computed: one, and one more for each draft that was right.
@@ -98,6 +102,9 @@ class SamplingHead:
         )
         output.draft_token_ids = self._drafter.propose(said, batch.num_drafts_to_guess)
         output.draft_seconds = time.perf_counter() - began
+
+    def counters(self) -> dict[str, int]:
+        return self._sampler.counters()
 
     def _sample(
         self, hidden: Tensor, batch: InputBatch, table: RequestTable, grammar_masks: GrammarMasks | None

@@ -58,7 +58,7 @@ class ModelRunner:
         self._drafter_steps = drafter_steps
         self._model = model
         self.graphs = graphs
-        self._head = head
+        self.head = head
         self._holders = tuple(holders)
         self._max_num_requests = max_num_requests
         self._max_num_tokens = max_num_tokens
@@ -150,7 +150,7 @@ class ModelRunner:
         """Finish a step: tokens for the requests that are done with their known ones, and guesses for the next step."""
         if step.batch is None or step.hidden is None:
             return ModelRunnerOutput(step_id=step.step_id, request_ids=[], sampled_token_ids=[])
-        output = self._head.finish(step.hidden, step.batch, self._table, grammar_masks)
+        output = self.head.finish(step.hidden, step.batch, self._table, grammar_masks)
         if self.spans.detailed and len(step.batch.sampled):
             self.spans.extend(self.graphs.logits_spans())
         return output

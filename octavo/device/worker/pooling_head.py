@@ -50,3 +50,6 @@ class PoolingHead:
             pooled=pooled,
             failed=failed,
         )
+
+    def counters(self) -> dict[str, int]:
+        return {}

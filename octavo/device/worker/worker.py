@@ -173,6 +173,10 @@ class Worker:
         graphs = self.model_runner.graphs
         return {"replays": graphs.num_replays, "eager_steps": graphs.num_eager_steps}
 
+    def sampler_counters(self) -> dict[str, int]:
+        """Rows since start: "thinking_budget" forced to end their thoughts, and those each own processor changed."""
+        return self.model_runner.head.counters()
+
     def execute(self, step: SchedulerOutput) -> Step:
         """Compute the hidden states of a step."""
         with self._threads():

@@ -214,7 +214,12 @@ class ChatCompletions:
         params = plan.applied_to(chat_params(body, llm.default_sampling_params))
         answer_id = f"chatcmpl-{body.request_id or request_id_of(request)}"
         prepared = await llm.prepare(
-            prompt, params, answer_id, priority=body.priority, reasoning_end_ids=plan.reasoning_end_ids
+            prompt,
+            params,
+            answer_id,
+            priority=body.priority,
+            reasoning_end_ids=plan.reasoning_end_ids,
+            reasoning_style=context.dialect.style,
         )
         answer = _Answer(body, prepared, plan, llm, model, context)
         if not body.stream:

@@ -133,7 +133,11 @@ class _Answer:
         prepared = []
         for prompt in prompts:
             tokens = await self._tokens(prompt)
-            prepared.append(await self._llm.prepare(tokens, params, self._id, priority=body.priority))
+            prepared.append(
+                await self._llm.prepare(
+                    tokens, params, self._id, priority=body.priority, reasoning_style=self._context.dialect.style
+                )
+            )
             if len(prompts) > 1:
                 await asyncio.sleep(0)  # others are served between the prompts of a long list
         return prepared

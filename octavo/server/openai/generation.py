@@ -9,9 +9,10 @@ import msgspec
 
 from octavo import __version__
 from octavo.server.api_error import ApiError
-from octavo.server.openai.response_format import as_shape
+from octavo.server.openai.response_format import as_shape, as_words
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.words.outputs import Logprob, RequestMetrics, RequestOutput
+from octavo.words.repetition_detection import RepetitionDetectionParams
 from octavo.words.sampling_params import RequestOutputKind, SamplingParams
 
 FINGERPRINT = f"octavo-{__version__}"
@@ -73,6 +74,9 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
     return_timings: bool | None = None
     structured_outputs: Any = None
+    thinking_token_budget: int | None = None
+    repetition_detection: Any = None
+    vllm_xargs: dict[str, Any] | None = None
 
     def usage_in_stream(self, *, is_forced: bool) -> tuple[bool, bool]:
         """Whether a stream has token counts at its end, and whether in each of its chunks."""
@@ -85,6 +89,7 @@ _AS_THEY_ARE = (
     "n", "temperature", "top_p", "frequency_penalty", "presence_penalty", "seed", "stop", "top_k", "min_p",
     "repetition_penalty", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "min_tokens",
     "skip_special_tokens", "spaces_between_special_tokens", "allowed_token_ids", "bad_words", "prompt_logprobs",
+    "thinking_token_budget",
 )  # fmt: skip
 
 
@@ -96,6 +101,12 @@ def sampling_params(body: GenerationRequest, defaults: SamplingParams, **own: An
         given["logit_bias"] = token_biases(body.logit_bias)
     if body.structured_outputs is not None:
         given["structured_outputs"] = as_shape(body.structured_outputs, "structured_outputs")
+    if body.repetition_detection is not None:
+        given["repetition_detection"] = as_words(
+            body.repetition_detection, RepetitionDetectionParams, "repetition_detection"
+        )
+    if body.vllm_xargs is not None:
+        given["extra_args"] = body.vllm_xargs
     kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
     return defaults.clone(**{**given, "output_kind": kind, **own})
 

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from octavo.server.api_error import ApiError
 from octavo.words.structured_outputs import StructuredOutputParams
 
+T = TypeVar("T")
+
 
 def as_shape(given: Any, param: str) -> StructuredOutputParams:
     """``structured_outputs`` of a request. Raises ApiError naming ``param``."""
+    return as_words(given, StructuredOutputParams, param)
+
+
+def as_words(given: Any, kind: type[T], param: str) -> T:
+    """An object of a request as the engine says it. Raises ApiError naming ``param``."""
     if not isinstance(given, dict):
         raise ApiError(400, f"{param} must be an object.", param=param)
     try:
-        return msgspec.convert(given, StructuredOutputParams)
+        return msgspec.convert(given, kind)
     except (msgspec.ValidationError, RecursionError) as error:
         raise ApiError(400, f"{param}: {error}", param=param) from error
 

@@ -1,1 +1,1 @@
-"""Thoughts in the text of a model, one file per style; ``table.py`` names them."""
+"""Thoughts in the text of a model; their styles are in ``tokenizer/reasoning_style.py``."""

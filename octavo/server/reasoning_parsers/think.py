@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from octavo.server.output_events import Content, Event, Reasoning
+from octavo.server.output_events import Content, Event, OutputParser, PlainText, Reasoning
 from octavo.server.tool_parsers.scanning import MarkerFinder
+from octavo.tokenizer.reasoning_style import ReasoningStyle
 
 
 class ThinkParser:
@@ -48,3 +49,10 @@ class ThinkParser:
         if text:
             self._is_at_start = False
             events.append(Reasoning(text) if self._is_inside else Content(text))
+
+
+def parser_of_style(style: ReasoningStyle, prompt_tail: str) -> OutputParser:
+    """The parser for an answer to a prompt that ends with ``prompt_tail``, which may have opened or closed thoughts."""
+    if style.is_closed_by(prompt_tail):
+        return PlainText()
+    return ThinkParser(begins_inside=style.is_opened_by(prompt_tail), begin=style.begin, end=style.end)

@@ -5,17 +5,18 @@ import random
 import pytest
 
 from octavo.server.output_events import Chain
-from octavo.server.reasoning_parsers.table import REASONING_STYLES, reasoning_style, style_of_template
+from octavo.server.reasoning_parsers.think import parser_of_style
 from octavo.server.tool_parsers.table import tool_format
+from octavo.tokenizer.reasoning_style import REASONING_STYLES, reasoning_style, style_of_template
 from octavo.words.errors import ConfigError
 from tests.server.parsed_output import ParsedOutput, parse
 
 
 def read(text: str, style: str = "think", prompt: str = "") -> tuple[str | None, str | None]:
     """(reasoning, content), which is the same for every cut in two and for single characters."""
-    whole = parse(reasoning_style(style).parser(prompt), text)
+    whole = parse(parser_of_style(reasoning_style(style), prompt), text)
     for cuts in [*([cut] for cut in range(len(text) + 1)), list(range(1, len(text)))]:
-        parser, output = reasoning_style(style).parser(prompt), ParsedOutput()
+        parser, output = parser_of_style(reasoning_style(style), prompt), ParsedOutput()
         for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
             output.add(parser.feed(text[start:end]))
         output.add(parser.end())
@@ -71,7 +72,7 @@ def test_random_text_is_never_lost(style: str) -> None:
 
 def test_tools_are_read_behind_the_thoughts() -> None:
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    parser = Chain(reasoning_style("think").parser(""), tool_format("hermes").parser())
+    parser = Chain(parser_of_style(reasoning_style("think"), ""), tool_format("hermes").parser())
     output = parse(parser, f"<think>use {call}?</think>{call}")
     assert output.reasoning == f"use {call}?"
     assert [(each.name, each.arguments) for each in output.calls] == [("f", "{}")]

@@ -17,7 +17,7 @@ from octavo.device.ops.native.linear import PackedWeight
 NATIVE_FORMATS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 """GGUF types that kernels multiply as they are."""
 
-QUANTIZED_FORMATS = ("Q8_0", "Q4_0", "int8")
+QUANTIZED_FORMATS = ("Q8_0", "Q4_1", "int8")
 """What other numbers can be quantised to; int8 has one scale per row of the weight."""
 
 

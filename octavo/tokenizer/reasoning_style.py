@@ -1,11 +1,9 @@
-"""The styles of reasoning by name, and which of them a prompt begins."""
+"""Between which tags a model writes its thoughts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from octavo.server.output_events import OutputParser, PlainText
-from octavo.server.reasoning_parsers.think import ThinkParser
 from octavo.words.errors import ConfigError
 
 
@@ -17,12 +15,6 @@ class ReasoningStyle:
     begin: str = "<think>"
     end: str = "</think>"
     always_begins_inside: bool = False
-
-    def parser(self, prompt_tail: str) -> OutputParser:
-        """The parser for an answer to a prompt that ends with ``prompt_tail``, which may have opened or closed them."""
-        if self.is_closed_by(prompt_tail):
-            return PlainText()
-        return ThinkParser(begins_inside=self.is_opened_by(prompt_tail), begin=self.begin, end=self.end)
 
     def is_closed_by(self, prompt_tail: str) -> bool:
         """Whether the prompt ended the thoughts: none will come."""

@@ -1,0 +1,65 @@
+"""Logits processors as users write them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from octavo.device.sample.logits_processors import Followed, SamplingBatch
+from octavo.words.messages import NewRequestData
+
+
+class OnlyToken:
+    """Requests with the argument ``only_token`` say nothing else."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._tokens: Followed[int] = Followed()
+
+    def add(self, slot: int, request: NewRequestData) -> None:
+        token_id = (request.sampling.params.extra_args or {}).get("only_token")
+        if token_id is None:
+            return
+        if not 0 <= token_id < self._vocab_size:
+            raise ValueError(f"only_token must be below {self._vocab_size}, got {token_id}")
+        self._tokens.add(slot, token_id)
+
+    def remove(self, slot: int) -> None:
+        self._tokens.remove(slot)
+
+    def apply(self, logits: Any, batch: SamplingBatch) -> bool:
+        rows = self._tokens.rows(batch)
+        for row, token_id in rows:
+            kept = logits[row, token_id].item()
+            logits[row] = float("-inf")
+            logits[row, token_id] = kept
+        return bool(rows)
+
+
+class Broken:
+    """It fails as soon as it has work."""
+
+    def __init__(self, vocab_size: int) -> None:
+        pass
+
+    def add(self, slot: int, request: NewRequestData) -> None:
+        pass
+
+    def remove(self, slot: int) -> None:
+        pass
+
+    def apply(self, logits: Any, batch: SamplingBatch) -> bool:
+        raise RuntimeError("out of order")
+
+
+class SaysNothing(Broken):
+    """It forgets to say whether it changed anything."""
+
+    def apply(self, logits: Any, batch: SamplingBatch) -> bool:
+        return None  # type: ignore[return-value]
+
+
+class NoProcessor:
+    """Cannot apply anything."""
+
+    def __init__(self, vocab_size: int) -> None:
+        pass
