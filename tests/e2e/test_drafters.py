@@ -6,7 +6,9 @@ itself with noise in its weights; only four tokens are allowed, so that even a r
 
 from __future__ import annotations
 
+import math
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -17,7 +19,7 @@ import pytest
 from octavo import LLM, RequestOutput, StructuredOutputParams
 from octavo.words.errors import ConfigError
 from tests.drafters import save_eagle_head, save_medusa_heads, save_noisy_copy
-from tests.e2e.test_speculation import ask, metric, said
+from tests.e2e.test_speculation import FEW, ask, metric, said
 from tests.tiny_models import save_tiny_model
 
 PREFIX = [7, 3, 9, 2] * 12
@@ -30,7 +32,7 @@ def options(succ: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
     folder = save_tiny_model(tmp_path_factory.mktemp("tiny") / "model", "llama")
     shutil.copy(succ / "tokenizer.json", folder)
     sizes = {"max_model_len": 128, "block_size": 16, "num_gpu_blocks_override": 200}
-    return {"model": str(folder), "dtype": "float32", **sizes}
+    return {"model": str(folder), "dtype": "float32", "max_logprobs": -1, **sizes}
 
 
 @pytest.fixture(scope="module")
@@ -129,3 +131,34 @@ def test_drafts_leave_room_at_the_end_of_the_context(drafting: dict[str, Any], p
 def test_a_method_and_its_model_come_together(succ: Path, asked: dict[str, Any], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         LLM(str(succ), **asked)
+
+
+def test_rejection_sampling_leaves_greedy_answers_as_they_are(drafting: dict[str, Any], plain: LLM) -> None:
+    with LLM(**drafting, speculative_verification="rejection") as llm:
+        assert said(ask(llm, PROMPTS)) == said(ask(plain, PROMPTS))
+        assert num_right(llm) > 0
+
+
+FOUR_ARE_ALLOWED = 16.3
+"""The 99.9 % point of chi-square with 3 degrees of freedom."""
+
+
+def test_rejection_sampling_leaves_the_distribution_as_it_is(drafting: dict[str, Any], plain: LLM) -> None:
+    """Of the second token, which is a draft or what stands in its place, summed over the first."""
+    prompt, num_answers = [5, 6, 7], 1200
+
+    def chances(tokens: list[int]) -> dict[int, float]:
+        (output,) = ask(plain, [tokens], max_tokens=1, temperature=1.0, seed=1, logprobs=-1)
+        weights = {token: math.exp(output.outputs[0].logprobs[0][token].logprob) for token in FEW}
+        return {token: weight / sum(weights.values()) for token, weight in weights.items()}
+
+    first = chances(prompt)
+    after = {token: chances([*prompt, token]) for token in FEW}
+    expected = {token: sum(first[before] * after[before][token] for before in FEW) for token in FEW}
+    options = {**drafting, "num_speculative_tokens": 1, "max_num_seqs": 64}
+    with LLM(**options, speculative_verification="rejection") as llm:
+        (output,) = ask(llm, [prompt], max_tokens=3, temperature=1.0, seed=11, n=num_answers, logprobs=None)
+        assert num_right(llm) > 0
+    counts = Counter(choice.token_ids[1] for choice in output.outputs)
+    found = sum((counts[token] - num_answers * p) ** 2 / (num_answers * p) for token, p in expected.items())
+    assert found < FOUR_ARE_ALLOWED

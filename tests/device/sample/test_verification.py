@@ -86,7 +86,7 @@ def test_tokens_have_the_models_distribution_whatever_was_guessed(drafter: str, 
         drafts = requests.draft(Q if drafter == "a model" else P)
         q = q if drafter == "a model" else p
     else:
-        guess = 0 if drafter == "a likely one" else 2
+        guess = 0 if drafter == "a likely one" else 5
         drafts = np.full(NUM_REQUESTS, guess)
         q = torch.nn.functional.one_hot(torch.tensor(guess), V).double()
     first, second = requests.verify(drafts)
