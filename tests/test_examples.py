@@ -14,6 +14,7 @@ SAID = {
     "chat.py": "assistant: ",
     "prefix_caching.py": "from the cache",
     "own_logits_processor.py": "",
+    "speculative_decoding.py": "ngram: ' four",
     "structured_output.py": "France {'city': 'Paris', 'continent': 'Europe'}",
 }
 

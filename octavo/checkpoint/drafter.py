@@ -113,20 +113,20 @@ def _check_sizes(checkpoint: Checkpoint, network: ModelFacts, model: ModelFacts)
 
 
 def check_vocabularies(
-    texts: Sequence[str], drafter_texts: Sequence[str] | None, drafter: DrafterFiles, model: ModelFacts
+    texts: Sequence[str] | None, drafter_texts: Sequence[str] | None, drafter: DrafterFiles, model: ModelFacts
 ) -> None:
     """Raise ConfigError unless both mean the same by every token id.
 
-    ``texts`` are the model's tokens in order of id; ``drafter_texts`` those of the drafter, None where its files have
-    no tokenizer: then the sizes of the vocabularies are compared.
+    ``texts`` are the model's tokens in order of id and ``drafter_texts`` those of the drafter. Where the files of
+    either have no tokenizer (None) the sizes of the vocabularies are compared.
     """
     what = f"speculative_model={drafter.checkpoint.name} cannot draft for this model: "
     advice = "; take one of the same family, or speculative_method=ngram"
-    if drafter_texts is None:
+    if texts is None or drafter_texts is None:
         size = drafter.facts.network.vocab_size
         if size != model.vocab_size:
             raise ConfigError(f"{what}its vocabulary has {size} tokens, the model's {model.vocab_size}{advice}")
-        logger.warning("%s has no tokenizer of its own: its tokens are taken for the model's", drafter.checkpoint.name)
+        logger.warning("Without two tokenizers, the tokens of %s are taken for the model's", drafter.checkpoint.name)
         return
     for token_id, (ours, theirs) in enumerate(zip(texts, drafter_texts, strict=False)):
         if ours != theirs:

@@ -125,21 +125,17 @@ def _drafter(config: EngineConfig, checkpoint: Checkpoint | None, facts: ModelFa
     drafter = read_drafter(name, method, facts, download_dir=config.load.download_dir, load_format=load_format)
     if method != "draft_model":
         return drafter
-    load = resolve(TOKENIZER_LOADER)
     tokenizer = config.model.tokenizer
-    ours = _token_names(load(checkpoint if tokenizer is None else resolve_model(tokenizer)))
-    check_vocabularies(ours, _texts_of_drafter(drafter, load), drafter, facts)
+    ours = _token_names(checkpoint if tokenizer is None else resolve_model(tokenizer))
+    check_vocabularies(ours, _token_names(drafter.checkpoint), drafter, facts)
     return drafter
 
 
-def _texts_of_drafter(drafter: DrafterFiles, load: Callable[[Checkpoint], Tokenizer]) -> list[str] | None:
-    """Its tokens, None where the files bring no tokenizer."""
-    if drafter.checkpoint.kind == "hf" and not (drafter.checkpoint.path / "tokenizer.json").is_file():
+def _token_names(checkpoint: Checkpoint) -> list[str] | None:
+    """The vocabulary in order of id, None where the files bring none."""
+    if checkpoint.kind == "hf" and not (checkpoint.path / "tokenizer.json").is_file():
         return None
-    return _token_names(load(drafter.checkpoint))
-
-
-def _token_names(tokenizer: Tokenizer) -> list[str]:
+    tokenizer: Tokenizer = resolve(TOKENIZER_LOADER)(checkpoint)
     return [tokenizer.convert_id_to_token(token_id) for token_id in range(tokenizer.num_text_tokens)]
 
 

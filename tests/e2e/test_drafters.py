@@ -87,7 +87,7 @@ def test_answers_and_logprobs_are_those_without_drafts(plain: LLM, speculating: 
 
 WAYS: dict[str, dict[str, Any]] = {
     "chunks": {"max_num_batched_tokens": 7, "max_num_seqs": 3},
-    "little room": {"num_gpu_blocks_override": 14, "max_num_seqs": 4},
+    "little room": {"num_gpu_blocks_override": 10, "max_num_seqs": 4},
     "plain steps": {"enforce_eager": True},
     "one draft": {"num_speculative_tokens": 1},
     "another process": {"multiprocess": True},
@@ -112,7 +112,7 @@ def test_a_prefix_from_the_cache_is_known_to_the_drafter_too(drafting: dict[str,
     assert said(first) == said(again) == said(ask(plain, PROMPTS[1:3]))
     assert hits >= 2 * 48, "the prompts' common blocks"
     right = [[output.metrics.num_accepted_tokens for output in each if output.metrics] for each in (first, again)]
-    assert right[0] == right[1] and min(right[0]) > 0
+    assert right[0] == right[1] and sum(right[0]) > 0
 
 
 def test_drafts_leave_room_at_the_end_of_the_context(drafting: dict[str, Any], plain: LLM) -> None:

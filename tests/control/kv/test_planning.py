@@ -338,13 +338,13 @@ def test_a_plan_never_exceeds_the_memory_given():
 
 def test_a_drafter_has_pages_under_the_numbers_of_a_groups_blocks():
     drafter = layers(full(num_kv_heads=2), 2, "drafter")
-    config = plan(layers(full(), 4), num_blocks=12, drafter_specs=drafter)
+    config = plan(layers(full(), 4), num_blocks=24, drafter_specs=drafter)
     assert config.drafter is not None and config.drafter_follows == 0
     # Two layers of twice the bytes beside four: as much again.
-    assert config.num_blocks == config.drafter.num_blocks == 6
+    assert config.num_blocks == config.drafter.num_blocks == 12
     (group,) = config.drafter.groups
     assert (group.layer_names, group.spec) == (("drafter0", "drafter1"), full(num_kv_heads=2))
-    assert [tensor.size_bytes for tensor in config.drafter.tensors] == [6 * 2 * PAGE] * 2
+    assert [tensor.size_bytes for tensor in config.drafter.tensors] == [12 * 2 * PAGE] * 2
 
 
 def test_a_drafter_follows_layers_that_keep_every_token_and_keeps_them_too():
