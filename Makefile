@@ -1,8 +1,8 @@
-# make setup | demo | test | test-emulated | sanitize | test-models | check | format | docs | bench | conformance
+# make setup | demo | test | test-emulated | sanitize | test-models | check | format | docs | bench | conformance | soak
 PYTHON := .venv/bin/python
 NATIVE_TESTS := tests/device/ops tests/device/attention tests/device/layers
 
-.PHONY: setup demo test test-emulated sanitize test-models check format docs bench conformance
+.PHONY: setup demo test test-emulated sanitize test-models check format docs bench conformance soak
 
 setup:
 	@scripts/setup
@@ -52,3 +52,8 @@ bench: setup
 # Programs that nobody here wrote, against a running server: make conformance URL=http://127.0.0.1:8000
 conformance: setup
 	$(PYTHON) scripts/prometheus_check.py $(URL)
+
+# 20 minutes of mixed load with aborts: memory, descriptors and free blocks stay flat (make soak MINUTES=2: shorter).
+MINUTES := 20
+soak: setup
+	$(PYTHON) scripts/soak.py --minutes $(MINUTES)

@@ -56,6 +56,7 @@ NB_MODULE(_native, m) {
     octavo::bind_attention(m);
     octavo::bind_elementwise(m);
     octavo::bind_linear(m);
+    octavo::bind_lora(m);
     octavo::bind_quantized(m);
     octavo::bind_roofline(m);
     octavo::bind_sampling(m);

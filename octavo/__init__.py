@@ -16,8 +16,12 @@ if TYPE_CHECKING:
     from octavo.frontend.async_llm import AsyncLLM as AsyncLLM
     from octavo.frontend.llm import LLM as LLM
     from octavo.frontend.llm_engine import LLMEngine as LLMEngine
+    from octavo.words.beam_search import BeamSearch as BeamSearch
+    from octavo.words.beam_search import BeamSearchOutput as BeamSearchOutput
+    from octavo.words.beam_search import BeamSearchParams as BeamSearchParams
     from octavo.words.inputs import TextPrompt as TextPrompt
     from octavo.words.inputs import TokensPrompt as TokensPrompt
+    from octavo.words.lora import LoRARequest as LoRARequest
     from octavo.words.outputs import CompletionOutput as CompletionOutput
     from octavo.words.outputs import PoolingRequestOutput as PoolingRequestOutput
     from octavo.words.outputs import RequestOutput as RequestOutput
@@ -28,11 +32,15 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "AsyncLLM": "octavo.frontend.async_llm",
+    "BeamSearch": "octavo.words.beam_search",
+    "BeamSearchOutput": "octavo.words.beam_search",
+    "BeamSearchParams": "octavo.words.beam_search",
     "CompletionOutput": "octavo.words.outputs",
     "EngineArgs": "octavo.config.flat",
     "EngineConfig": "octavo.config.engine_config",
     "LLM": "octavo.frontend.llm",
     "LLMEngine": "octavo.frontend.llm_engine",
+    "LoRARequest": "octavo.words.lora",
     "RequestOutput": "octavo.words.outputs",
     "PoolingParams": "octavo.words.pooling_params",
     "PoolingRequestOutput": "octavo.words.outputs",
@@ -43,7 +51,8 @@ _HOMES = {
     "TokensPrompt": "octavo.words.inputs",
 }
 
-__all__ = ["LLM", "AsyncLLM", "CompletionOutput", "EngineArgs", "EngineConfig", "LLMEngine", "PoolingParams",
+__all__ = ["LLM", "AsyncLLM", "BeamSearch", "BeamSearchOutput", "BeamSearchParams", "CompletionOutput", "EngineArgs",
+           "EngineConfig", "LLMEngine", "LoRARequest", "PoolingParams",
            "PoolingRequestOutput", "RepetitionDetectionParams", "RequestOutput", "SamplingParams",
            "StructuredOutputParams", "TextPrompt", "TokensPrompt", "__version__"]  # fmt: skip
 

@@ -9,6 +9,7 @@ The winning logit of a step is 17.8857 and all others are 0; after ``z`` and ``Z
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor 
 _LOOPS = ((0xF0, 0x9F, 0xA6, 0x99), (0xC3, 0xA9))  # an endless llama emoji and an endless e with acute
 _AFTER = {ord("z"): EOS, ord("Z"): EOT, BOS: ord("A"), EOS: ord("A"), EOT: ord("a")}
 _SECOND_AFTER = {ord("z"): ord("A"), ord("Z"): ord("a")}
+ENDS_STRINGS = {ord("z"): ord('"'), ord("Z"): ord('"')}
 
 
 def successor(token_id: int) -> int:
@@ -57,16 +59,19 @@ def byte_characters() -> list[str]:
     return [characters[byte] for byte in range(256)]
 
 
-def make_succ(folder: Path) -> Path:
-    """Write the checkpoint (about 2 MB) into ``folder``, made if missing, and return the folder."""
+def make_succ(folder: Path, *, second_after: Mapping[int, int] = _SECOND_AFTER) -> Path:
+    """Write the checkpoint (about 2 MB) into ``folder``, made if missing, and return the folder.
+
+    ``second_after`` gives second choices; with ``ENDS_STRINGS`` texts in JSON end with the alphabet.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(_weights(), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(_weights(second_after), folder / "model.safetensors", metadata={"format": "pt"})
     for name, content in _json_files().items():
         (folder / name).write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
     return folder
 
 
-def _weights() -> dict[str, Array]:
+def _weights(second_after: Mapping[int, int]) -> dict[str, Array]:
     rng = np.random.default_rng(0)
     ones = np.ones(HIDDEN_SIZE, np.float32)
 
@@ -79,7 +84,7 @@ def _weights() -> dict[str, Array]:
     lm_head = zeros(VOCAB_SIZE, HIDDEN_SIZE)
     for token_id in range(VOCAB_SIZE):
         lm_head[successor(token_id), token_id] = 1.0
-    for token_id, second in _SECOND_AFTER.items():
+    for token_id, second in second_after.items():
         lm_head[second, token_id] = 0.5
     weights = {
         "model.embed_tokens.weight": np.eye(VOCAB_SIZE, HIDDEN_SIZE, dtype=np.float32),

@@ -10,16 +10,18 @@ import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SAID = {
+    "beam_search.py": "The capital of France is Paris",
     "offline_batch.py": "The capital of France is' -> ' Paris",
     "chat.py": "assistant: ",
     "prefix_caching.py": "from the cache",
+    "lora.py": "made-up: ",
     "own_logits_processor.py": "",
     "speculative_decoding.py": "ngram: ' four",
     "structured_output.py": "France {'city': 'Paris', 'continent': 'Europe'}",
 }
 
 
-IN_SERVER_TESTS = {"openai_client.py"}
+IN_SERVER_TESTS = {"openai_client.py", "tool_calls.py"}
 
 
 def test_every_example_is_run() -> None:

@@ -31,6 +31,7 @@ def make_encoder(
         max_position_embeddings=MAX_TOKENS,
         num_labels=max(num_labels, 1),
         initializer_range=0.3,
+        is_matryoshka=not num_labels,
     )
     model = BertForSequenceClassification(shape) if num_labels else BertModel(shape)
     for name, weight in model.named_parameters():

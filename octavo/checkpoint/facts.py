@@ -6,8 +6,8 @@ import msgspec
 
 from octavo.checkpoint.gguf_facts import gguf_model_facts
 from octavo.checkpoint.hf_facts import count_parameters, hf_model_facts
-from octavo.checkpoint.pooling_facts import read_longest_text, read_pooling_facts
-from octavo.checkpoint.record import read_json_record
+from octavo.checkpoint.pooling_facts import read_longest_text, read_matryoshka_dimensions, read_pooling_facts
+from octavo.checkpoint.record import Record, read_json_record
 from octavo.checkpoint.resolve import Checkpoint
 from octavo.checkpoint.safetensors_header import read_safetensors_folder
 from octavo.words.errors import CheckpointError, ConfigError
@@ -31,18 +31,19 @@ def read_model_facts(checkpoint: Checkpoint, *, load_format: str = "auto") -> Mo
     else:
         config = read_json_record(checkpoint.path / "config.json")
         facts = hf_model_facts(config, files=None if dummy else read_safetensors_folder(checkpoint.path))
-        facts = _with_pooling(facts, checkpoint)
+        facts = _with_pooling(facts, checkpoint, config)
     if not dummy:
         _check_plausible(facts, checkpoint)
     return facts
 
 
-def _with_pooling(facts: ModelFacts, checkpoint: Checkpoint) -> ModelFacts:
+def _with_pooling(facts: ModelFacts, checkpoint: Checkpoint, config: Record) -> ModelFacts:
     pooling = read_pooling_facts(checkpoint.path)
     longest = read_longest_text(checkpoint.path) if pooling else None
     return msgspec.structs.replace(
         facts,
         pooling=pooling or facts.pooling,
+        matryoshka_dimensions=read_matryoshka_dimensions(config),
         max_position=min(facts.max_position, longest or facts.max_position),
     )
 

@@ -43,6 +43,14 @@ def read_longest_text(folder: Path) -> int | None:
     return read_json_record(path).maybe_integer("max_seq_length") if path.is_file() else None
 
 
+def read_matryoshka_dimensions(config: Record) -> tuple[int, ...] | None:
+    """The lengths that a model's vectors may be cut to, () for any, None where ``config.json`` does not say so."""
+    listed = config.numbers("matryoshka_dimensions")
+    if listed is not None:
+        return tuple(map(int, listed))
+    return () if config.flag("is_matryoshka") else None
+
+
 def _kind(config: Record) -> str:
     asked = [key for key in config.values if key.startswith("pooling_mode_") and config.get(key) is True]
     if len(asked) != 1 or asked[0] not in KINDS:

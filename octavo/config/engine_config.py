@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from octavo.config.cache import CacheConfig
 from octavo.config.load import LoadConfig
+from octavo.config.lora import LoRAConfig
 from octavo.config.model import ModelConfig
 from octavo.config.observability import ObservabilityConfig
 from octavo.config.parallel import ParallelConfig
@@ -23,6 +24,7 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    lora: LoRAConfig = field(default_factory=LoRAConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)
     supervision: SupervisionConfig = field(default_factory=SupervisionConfig)

@@ -48,6 +48,12 @@ class ModelConfig:
             words=("auto",),
         ),
     ] = None
+    matryoshka: Annotated[
+        bool,
+        Option(
+            "Let vectors be shortened (dimensions) though the checkpoint does not say that its model is made for it."
+        ),
+    ] = False
     seed: Annotated[int, Option("Seed from which offline requests without a seed get theirs.", at_least=0)] = 0
     max_logprobs: Annotated[int, Option("Most logprobs a request may ask for; -1 = the vocabulary.", at_least=-1)] = 20
     logprobs_mode: Annotated[

@@ -17,3 +17,10 @@ class ObservabilityConfig:
         str | None,
         Option("Comma-separated names of octavo.plugins entry points to load (default: all; empty: none)."),
     ] = None
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        Option(
+            "URL that takes OTLP spans over HTTP (http://HOST:4318/v1/traces), one for each request; "
+            "needs octavo[otlp]."
+        ),
+    ] = None

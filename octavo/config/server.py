@@ -22,6 +22,10 @@ class ServerConfig:
     api_key_file: Annotated[
         str | None, Option("File with such keys, one a line; unlike a flag it is not seen in the list of processes.")
     ] = None
+    ssl_keyfile: Annotated[str | None, Option("Private key (PEM) with which to serve HTTPS.")] = None
+    ssl_certfile: Annotated[
+        str | None, Option("Certificate (PEM) to it, with those that lead to its root; both or neither are given.")
+    ] = None
     allowed_origins: Annotated[
         str | None, Option("Origins that a browser may call from (CORS); none unless given.")
     ] = None
@@ -60,6 +64,13 @@ class ServerConfig:
             "none = thoughts are content."
         ),
     ] = "auto"
+    lora_modules: Annotated[
+        str | None, Option("LoRA adapters to serve as models from the start: name=path, with commas between.")
+    ] = None
+    lora_folder: Annotated[
+        str | None,
+        Option("Folder below which /v1/load_lora_adapter may load adapters; without it there is no such route."),
+    ] = None
     dev_mode: Annotated[
         bool, Option("Routes that change the engine: reset_prefix_cache, collective_rpc, pause, resume, server_info.")
     ] = False

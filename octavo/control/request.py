@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 import enum
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from octavo.words.messages import EngineCoreRequest, FinishReason, LogprobsRow
+
+if TYPE_CHECKING:
+    from octavo.control.scheduler.beams import Beam
 
 
 class BlockHasher(Protocol):
@@ -61,6 +65,8 @@ class Request:
     counts a step's tokens from the moment the step is scheduled. ``num_output_placeholders`` are the tokens that
     steps in flight will sample, at most: one each, and one more per draft. ``last_step_id`` is the newest step that
     holds the request. ``max_total_tokens`` (prompt and output) is set when the scheduler takes the request.
+    ``choice_ids`` name its answers: one, or those of a beam search.
+    ``is_with_workers``: they know it; ``is_rewritten``: and must be told of it anew.
     ``block_hashes`` grow as tokens are appended (one per full hash block). Only the scheduler writes to it.
     """
 
@@ -71,6 +77,7 @@ class Request:
         self.arrival_time = message.arrival_time
         self.priority = message.priority
         self.cache_salt = message.cache_salt
+        self.adapter = message.adapter
 
         self.prompt_token_ids = message.prompt_token_ids
         self.num_prompt_tokens = len(message.prompt_token_ids)
@@ -95,6 +102,10 @@ class Request:
         self.first_scheduled_time = message.first_scheduled_time
         self.prompt_logprobs: list[LogprobsRow] = []
         self.constraint: Constraint | None = None
+        self.choice_ids = message.choice_ids or (message.request_id,)
+        self.beam: Beam | None = None
+        self.is_with_workers = False
+        self.is_rewritten = False
 
         self.eos_token_ids = frozenset(message.sampling.eos_token_ids)
         self.end_token_ids = self.eos_token_ids.union(message.sampling.params.stop_token_ids or ())
@@ -138,6 +149,23 @@ class Request:
     def append_output_tokens(self, token_ids: Sequence[int]) -> None:
         for token_id in token_ids:
             self.append_output_token(token_id)
+
+    def twin(self, request_id: str) -> Request:
+        """A request with the same wishes, and nothing yet of its own."""
+        twin = copy.copy(self)
+        twin.request_id, twin.status = request_id, RequestStatus.WAITING
+        twin.draft_token_ids, twin.prompt_logprobs = [], []
+        twin.num_computed_tokens = twin.last_step_id = twin.num_preemptions = 0
+        twin.is_with_workers = twin.is_rewritten = False
+        return twin
+
+    def take_over(self, other: Request) -> None:
+        """Become what another request is, all of it computed or none: the next token is one's own."""
+        self.all_token_ids = other.all_token_ids.copy()
+        self.num_tokens = other.num_tokens
+        self.block_hashes = other.block_hashes.copy()
+        self._num_tokens_to_hash = other._num_tokens_to_hash
+        self.num_computed_tokens = 0
 
     def _hash_full_blocks(self) -> None:
         if self._block_hasher is not None:

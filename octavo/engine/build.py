@@ -20,6 +20,7 @@ from octavo.config.flat import non_default
 from octavo.control.kv.block_hash import make_block_hasher
 from octavo.control.kv.manager import KVCacheManager
 from octavo.control.kv.planning import plan_kv_cache
+from octavo.control.scheduler.adapter_gate import AdapterGate
 from octavo.control.scheduler.limits import SchedulerLimits
 from octavo.control.scheduler.scheduler import Scheduler
 from octavo.control.structured_output.grammar import GrammarBackend
@@ -249,7 +250,7 @@ def _assemble(
     structured_output = _structured_output(parts)
     return EngineCore(
         executor,
-        Scheduler(limits, manager, gates=(structured_output,)),
+        Scheduler(limits, manager, gates=(structured_output, AdapterGate(plan.max_loras))),
         hasher,
         depth=plan.max_steps_in_flight,
         incarnation=incarnation,

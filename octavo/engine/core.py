@@ -16,21 +16,24 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, NamedTuple
 
+import msgspec
+
 from octavo.control.request import BlockHasher, Request
 from octavo.control.scheduler.quarantine import Quarantine
 from octavo.control.scheduler.scheduler import Scheduler
 from octavo.control.structured_output.manager import NoStructuredOutput, StructuredOutput
+from octavo.engine.failure import failed_outputs
 from octavo.engine.snapshot import LimitedSpans, take_snapshot
 from octavo.engine.step_facts import num_logit_rows, step_facts
 from octavo.engine.step_watch import NoStepWatch, StepWatch
 from octavo.executor.protocol import Executor, Handle
 from octavo.util.spans import NO_SPANS, Span, SpanRecorder, Spans
 from octavo.words.errors import EngineError, UnknownOptionError
+from octavo.words.lora import Adapter
 from octavo.words.messages import (
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
-    FinishReason,
     GrammarMasks,
     SchedulerOutput,
     SchedulerStats,
@@ -86,11 +89,13 @@ class EngineCore:
         scheduler.gates = (*scheduler.gates, self._quarantine)
         self._in_flight: deque[_InFlight] = deque()
         self._aborts: queue.SimpleQueue[Sequence[str]] = queue.SimpleQueue()
+        self._got_tokens: set[str] = set()
         self._refused: dict[int, list[EngineCoreOutput]] = {}
         self._spans: Spans = NO_SPANS
         self._calls: dict[str, Callable[..., Any]] = {
             "check_health": executor.check_health,
             "collective_rpc": self._collective_rpc,
+            "load_adapter": self._load_adapter,
             "reset_prefix_cache": scheduler.reset_prefix_cache,
             "snapshot": self._snapshot,
             "start_profile": self._start_profile,
@@ -112,6 +117,8 @@ class EngineCore:
         try:
             request = Request(message, self._block_hasher)
             self.structured_output.begin(request)
+            if request.adapter is not None:
+                self._load_adapter(request.adapter)
         except Exception as error:
             return partial(self._refuse, message, error)
         return partial(self._admit, message, request)
@@ -137,10 +144,10 @@ class EngineCore:
         try:
             outputs = self._advance()
         except _StepFailed as failure:
-            outputs = {}
+            outputs, self._got_tokens = {}, set()
             self._survive(failure)
         if self._quarantine.on_trial is not None:
-            self._judge(outputs)
+            self._judge()
         return self._with_refused(outputs)
 
     def _advance(self) -> dict[int, list[EngineCoreOutput]]:
@@ -185,6 +192,9 @@ class EngineCore:
         began_at, self._returned_at = max(launched_at, self._returned_at), self._clock()
         if masks is not None:
             done.failed |= masks.failed
+        if self._quarantine.on_trial is not None:
+            rows = zip(done.request_ids, done.sampled_token_ids, strict=True)
+            self._got_tokens = {request_id for request_id, ids in rows if ids} - done.failed.keys()
         # An abort that came while the step ran must win over its tokens.
         self._drain_aborts()
         seconds = self._returned_at - began_at
@@ -213,10 +223,10 @@ class EngineCore:
         else:
             self._quarantine.accuse(request_ids)
 
-    def _judge(self, outputs: dict[int, list[EngineCoreOutput]]) -> None:
+    def _judge(self) -> None:
         """End the trial of a suspect that got a token, or that is gone."""
         suspect = self._quarantine.on_trial
-        if any(output.request_id == suspect and output.new_token_ids for found in outputs.values() for output in found):
+        if suspect in self._got_tokens:
             self._quarantine.acquit()
         elif suspect not in self.scheduler.requests:
             self._quarantine.dismiss()
@@ -268,13 +278,8 @@ class EngineCore:
 
     def _refuse(self, message: EngineCoreRequest, error: Exception) -> None:
         logger.warning("Request %s could not be added", message.request_id, exc_info=error)
-        output = EngineCoreOutput(
-            request_id=message.request_id,
-            new_token_ids=[],
-            finish_reason=FinishReason.ERROR,
-            error=f"{type(error).__name__}: {error}",
-        )
-        self._refused.setdefault(message.client_index, []).append(output)
+        refusals = failed_outputs(message, f"{type(error).__name__}: {error}")
+        self._refused.setdefault(message.client_index, []).extend(refusals)
 
     # Rare questions
 
@@ -302,6 +307,10 @@ class EngineCore:
             self._spans = LimitedSpans("core")
         return take_snapshot(self.scheduler, spans)
 
+    def _load_adapter(self, adapter: Any) -> None:
+        """From another process it comes as plain values."""
+        self.executor.collective_rpc("load_adapter", msgspec.convert(adapter, Adapter))
+
     def _collective_rpc(self, name: str, *args: Any) -> list[Any]:
         return self.executor.collective_rpc(name, *args)
 
@@ -315,6 +324,7 @@ class EngineCore:
 CALL_RESULTS: dict[str, Any] = {
     "check_health": None,
     "collective_rpc": list[Any],
+    "load_adapter": None,
     "reset_prefix_cache": bool,
     "snapshot": EngineSnapshot,
     "start_profile": None,

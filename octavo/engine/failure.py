@@ -6,6 +6,7 @@ import signal
 import traceback
 
 from octavo.words.errors import OctavoError
+from octavo.words.messages import EngineCoreOutput, EngineCoreRequest, FinishReason
 
 NUM_TRACEBACK_LINES = 20
 
@@ -42,3 +43,11 @@ def describe_exit(pid: int, returncode: int) -> str:
 
 def _last_lines(error: BaseException) -> list[str]:
     return "".join(traceback.format_exception(error)).rstrip().splitlines()[-NUM_TRACEBACK_LINES:]
+
+
+def failed_outputs(request: EngineCoreRequest, error: str) -> list[EngineCoreOutput]:
+    """The last outputs of a request that was never answered: one for each of its answers."""
+    return [
+        EngineCoreOutput(request_id=choice_id, new_token_ids=[], finish_reason=FinishReason.ERROR, error=error)
+        for choice_id in request.choice_ids or (request.request_id,)
+    ]

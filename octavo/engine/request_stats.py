@@ -17,7 +17,7 @@ from bisect import bisect_left
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Sequence
 
-from octavo.engine.metric import Counter, Histogram, Metric
+from octavo.engine.metric import Counter, Gauge, Histogram, Metric
 from octavo.words.messages import EngineCoreOutput, EngineCoreRequest
 
 FIRST_TOKEN_S = (
@@ -62,8 +62,9 @@ class RequestStats:
     Not thread-safe; driven by whoever takes the outputs. ``clock`` is that of arrival times.
     """
 
-    def __init__(self, max_model_len: int, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, max_model_len: int, *, max_loras: int = 0, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
+        self._max_loras = max_loras
         self._open: dict[str, _Choice] = {}
         self._finished: Tally[str] = Tally()
         self._prompt_tokens = self._cached_tokens = self._generation_tokens = 0
@@ -134,7 +135,23 @@ class RequestStats:
                 Histogram(f"vllm:{name}", each.bounds, tuple(each.counts), each.sum)
                 for name, each in self._by_name.items()
             ),
+            *self._adapter_metrics(),
         ]
+
+    def _adapter_metrics(self) -> list[Metric]:
+        """Adapters of choices that got a token, and of those that wait for one; routers read them from the labels."""
+        if not self._max_loras:
+            return []
+        running, waiting = (
+            ",".join(sorted({each.adapter for each in self._open.values() if each.adapter and runs(each)}))
+            for runs in (_is_running, _is_waiting)
+        )
+        labels = {
+            "max_lora": str(self._max_loras),
+            "running_lora_adapters": running,
+            "waiting_lora_adapters": waiting,
+        }
+        return [Gauge("vllm:lora_requests_info", self._clock(), labels)]
 
     def _add(self, name: str, value: float) -> None:
         self._by_name[name].add(value)
@@ -187,10 +204,19 @@ class RequestStats:
             self._add("request_time_per_output_token_seconds", (last - first) / (choice.num_tokens - 1))
 
 
+def _is_running(choice: _Choice) -> bool:
+    return choice.first_token_at is not None
+
+
+def _is_waiting(choice: _Choice) -> bool:
+    return choice.first_token_at is None
+
+
 class _Choice:
     """What is known of one choice."""
 
     __slots__ = (
+        "adapter",
         "arrived_at",
         "first_token_at",
         "is_first",
@@ -205,6 +231,7 @@ class _Choice:
     )
 
     def __init__(self, request: EngineCoreRequest) -> None:
+        self.adapter = "" if request.adapter is None else request.adapter.name
         self.arrived_at = request.arrival_time
         self.num_prompt_tokens = len(request.prompt_token_ids)
         self.is_first = request.sampling.choice_index == 0

@@ -100,6 +100,7 @@ def scheduler_metrics(scheduler: SchedulerStats) -> list[Metric]:
         Counter("vllm:num_preemptions", scheduler.num_preemptions),
         Counter("vllm:prefix_cache_queries", scheduler.prefix_cache_queries),
         Counter("vllm:prefix_cache_hits", scheduler.prefix_cache_hits),
+        Counter("octavo:num_beam_forks", scheduler.num_beam_forks),
         Counter("vllm:spec_decode_num_drafts", scheduler.num_drafts),
         Counter("vllm:spec_decode_num_draft_tokens", scheduler.num_draft_tokens),
         Counter("vllm:spec_decode_num_accepted_tokens", scheduler.num_accepted_tokens),

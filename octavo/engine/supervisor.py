@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 
 from octavo.config.engine_config import EngineConfig
+from octavo.engine.failure import failed_outputs
 from octavo.engine.info import EngineInfo
 from octavo.engine.metric import Counter, Gauge, Metric
 from octavo.engine.process_client import OutputQueue, ProcessClient
@@ -34,7 +35,6 @@ from octavo.words.messages import (
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
-    FinishReason,
     SchedulerStats,
 )
 
@@ -335,13 +335,8 @@ class Supervisor:
         self._attempts = 0
         self._stats = msgspec.structs.replace(self._stats, convictions=self._stats.convictions + 1)
         logger.error("Request %s ends with an error: the engine core ended twice while it computed it", request_id)
-        output = EngineCoreOutput(
-            request_id=request_id,
-            new_token_ids=[],
-            finish_reason=FinishReason.ERROR,
-            error="the engine ended twice while it computed this request",
-        )
-        self._outputs.put(EngineCoreOutputs(outputs=[output], incarnation=OWN_WORDS))
+        ends = failed_outputs(suspects[0].request, "the engine ended twice while it computed this request")
+        self._outputs.put(EngineCoreOutputs(outputs=ends, incarnation=OWN_WORDS))
 
     def _die(self, cause: str) -> None:
         with self._lock:
@@ -447,6 +442,7 @@ class _Books:
 
 
 _TOTALS = (
+    "num_beam_forks",
     "num_preemptions",
     "prefix_cache_queries",
     "prefix_cache_hits",

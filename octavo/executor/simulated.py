@@ -203,6 +203,8 @@ class SimulatedExecutor:
         for request_id in (*step.finished_request_ids, *step.preempted_request_ids):
             if self._states.pop(request_id, None) is None:
                 raise InconsistentStep(f"step {step.step_id} drops {request_id!r}, which is unknown")
+        if self._check:
+            self._copy_blocks(step.block_copies)
         for new in step.new_requests:
             self._add(step, new)
         for cached in step.cached_requests:
@@ -329,6 +331,12 @@ class SimulatedExecutor:
                     f"step {step.step_id}: {state.request_id!r} reads position {position} in block {block_id} of "
                     f"group {group_id}, which holds something else"
                 )
+
+    def _copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
+        for source, destination in pairs:
+            for group, slots in zip(self._groups, self._slots, strict=True):
+                size = group.block_size
+                slots[destination * size : (destination + 1) * size] = slots[source * size : (source + 1) * size]
 
     def _block_at(self, step: SchedulerOutput, state: _RequestState, group_id: int, position: int) -> int:
         ids = state.block_ids[group_id]

@@ -27,10 +27,12 @@ from octavo.frontend.admission import Admission
 from octavo.frontend.input_processor import InputProcessor, PreparedRequest, operating_system_seed, prompt_text
 from octavo.frontend.output_processor import OpenRequest, OutputProcessor
 from octavo.frontend.start import default_stat_loggers, start_front_end
+from octavo.frontend.tracing import NoTracer, RequestTracer, make_tracer
 from octavo.tokenizer.reasoning_style import ReasoningStyle
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.words.errors import EngineDeadError, EngineError, RequestError, RequestTimeoutError
 from octavo.words.inputs import PromptType
+from octavo.words.lora import LoRARequest
 from octavo.words.messages import EngineCoreOutputs, FinishReason
 from octavo.words.outputs import PoolingRequestOutput, RequestOutput
 from octavo.words.pooling_params import PoolingParams
@@ -60,6 +62,7 @@ class AsyncLLM:
         admission: Admission | None = None,
         request_timeout_s: float | None = None,
         stat_loggers: Sequence[StatLogger] = (),
+        tracer: RequestTracer | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self._client = client
@@ -67,7 +70,10 @@ class AsyncLLM:
         self._outputs = output_processor
         self._admission = admission or Admission()
         self._request_timeout_s = request_timeout_s
-        self._statistics = Statistics(RequestStats(client.info.max_model_len), stat_loggers)
+        self._statistics = Statistics(
+            RequestStats(client.info.max_model_len, max_loras=client.info.plan.max_loras), stat_loggers
+        )
+        self._tracer = tracer or NoTracer()
         self._slots: dict[OpenRequest, _OutputSlot] = {}
         self._request_ids = itertools.count()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -92,6 +98,7 @@ class AsyncLLM:
         Raises EngineStartError with the root cause as its last line, ConfigError and their kin.
         """
         config = args.create_engine_config()
+        tracer = make_tracer(config)
         parts = start_front_end(config, make_client or make_supervised_client, seeds=operating_system_seed)
         limits = config.scheduler
         return cls(
@@ -99,6 +106,7 @@ class AsyncLLM:
             admission=Admission(max_requests=limits.max_num_queued_reqs, max_tokens=limits.max_num_queued_tokens),
             request_timeout_s=limits.request_timeout,
             stat_loggers=(*default_stat_loggers(config, parts.client.info), *stat_loggers),
+            tracer=tracer,
         )
 
     @property
@@ -126,6 +134,7 @@ class AsyncLLM:
         *,
         priority: int | None = None,
         timeout_s: float | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer one prompt: yield outputs as they come, the last one ``finished``.
 
@@ -134,7 +143,7 @@ class AsyncLLM:
         OverloadedError where too many wait, RequestTimeoutError after ``timeout_s`` (None: that of the engine), and
         EngineDeadError when the core fails.
         """
-        prepared = await self.prepare(prompt, sampling_params, request_id, priority=priority)
+        prepared = await self.prepare(prompt, sampling_params, request_id, priority=priority, lora_request=lora_request)
         async for output in self.run(prepared, timeout_s=timeout_s):
             yield output
 
@@ -146,6 +155,7 @@ class AsyncLLM:
         *,
         priority: int | None = None,
         reasoning_end_ids: tuple[int, ...] = (),
+        lora_request: LoRARequest | None = None,
         reasoning_style: ReasoningStyle | None = None,
     ) -> PreparedRequest:
         """Check a request, turn it into tokens and see whether it may join the queue; nothing runs yet.
@@ -164,11 +174,17 @@ class AsyncLLM:
                 priority=priority,
                 arrival_time=time.time(),
                 reasoning_end_ids=reasoning_end_ids,
+                lora_request=lora_request,
                 reasoning_style=reasoning_style,
             ),
         )
         self.check_admission(prepared)
         return prepared
+
+    async def add_lora(self, lora_request: LoRARequest) -> None:
+        """Check an adapter and have it in memory before the first request. Raises RequestError, EngineError."""
+        adapter = await asyncio.to_thread(self._inputs.find_adapter, lora_request)
+        await self.call("load_adapter", adapter)
 
     async def encode(
         self,
@@ -178,32 +194,51 @@ class AsyncLLM:
         *,
         timeout_s: float | None = None,
     ) -> PoolingRequestOutput:
-        """Pool one text (or a pair, as a tuple) into numbers. Raises RequestError; cancelling it aborts the request."""
-        await self._unpaused.wait()
-        request, slot = self._open(self._inputs.prepare_pooling(request_id, prompt, params), timeout_s)
-        try:
-            while not request.finished:
-                await slot.wait()
-            output = request.take_output()
-        finally:
-            self._close(request)
-        assert isinstance(output, PoolingRequestOutput), "what was prepared for pooling is pooled"
-        return output
+        """Pool one text (or a pair, as a tuple) into numbers; see ``prepare_pooling`` and ``pool``."""
+        return await self.pool(await self.prepare_pooling(prompt, params, request_id), timeout_s=timeout_s)
 
-    async def run(
-        self, prepared: PreparedRequest, *, timeout_s: float | None = None
-    ) -> AsyncGenerator[RequestOutput, None]:
+    async def prepare_pooling(
+        self, prompt: PromptType | tuple[str, str], params: PoolingParams, request_id: str
+    ) -> PreparedRequest:
+        """Check a request for numbers, turn it into tokens and see whether it may join the queue; nothing runs yet.
+
+        Raises RequestError and OverloadedError.
+        """
+        texts = prompt if isinstance(prompt, tuple) else (prompt_text(prompt) or "",)
+        arrival_time = time.time()
+        work = partial(self._inputs.prepare_pooling, request_id, prompt, params, arrival_time=arrival_time)
+        prepared = await self.work_on(sum(map(len, texts)), work)
+        self.check_admission(prepared)
+        return prepared
+
+    async def pool(self, prepared: PreparedRequest, *, timeout_s: float | None = None) -> PoolingRequestOutput:
+        """The numbers of a prepared request; cancelling it aborts the request."""
+        async for output in self._outputs_of(prepared, timeout_s):
+            found: PoolingRequestOutput = output
+        return found
+
+    def run(self, prepared: PreparedRequest, *, timeout_s: float | None = None) -> AsyncGenerator[RequestOutput, None]:
         """Answer a prepared request; see ``generate``."""
+        return self._outputs_of(prepared, timeout_s)
+
+    async def _outputs_of(self, prepared: PreparedRequest, timeout_s: float | None) -> AsyncGenerator[Any, None]:
+        """RequestOutputs, or the one PoolingRequestOutput of what was prepared for pooling."""
         await self._unpaused.wait()
         request, slot = self._open(prepared, timeout_s)
+        span, error = self._tracer.begin(prepared), None
         try:
             while not request.finished or slot.is_ready:
                 await slot.wait()
                 output = request.take_output()
-                if isinstance(output, RequestOutput):
+                if output is not None:
+                    span.take(output)
                     yield output
+        except BaseException as raised:
+            error = raised
+            raise
         finally:
             self._close(request)
+            span.end(request.metrics, error)
 
     async def abort(self, request_ids: str | Sequence[str]) -> None:
         """End requests by their ids; who waits for them gets a last output with finish_reason "abort"."""
@@ -307,6 +342,7 @@ class AsyncLLM:
     def shutdown(self) -> None:
         """Stop the core and free everything; harmless when called again. Blocks for as long as the core takes."""
         self._client.shutdown()
+        self._tracer.shutdown()
 
     # Inside the loop
 
@@ -320,7 +356,7 @@ class AsyncLLM:
         self._admission.add(request)
         self._statistics.begin(prepared.choices)
         try:
-            for choice in prepared.choices:
+            for choice in prepared.for_core:
                 self._client.add_request(choice)
         except BaseException:
             self._close(request)

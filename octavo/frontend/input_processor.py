@@ -16,11 +16,13 @@ import msgspec
 
 from octavo.checkpoint.generation_config import GenerationConfig, end_token_ids
 from octavo.config.engine_config import EngineConfig
+from octavo.frontend.adapters import adapters_of
 from octavo.tokenizer.reasoning_style import ReasoningStyle, style_of_template
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.util.lazy import resolve
 from octavo.words.errors import RequestError
 from octavo.words.inputs import PromptType
+from octavo.words.lora import Adapter, LoRARequest
 from octavo.words.messages import EngineCoreRequest, ResolvedSampling, Thinking
 from octavo.words.model_facts import ModelFacts
 from octavo.words.pooling_params import PoolingParams
@@ -42,6 +44,11 @@ class PreparedRequest:
     request_id: str
     prompt: str | None
     choices: list[EngineCoreRequest]
+
+    @property
+    def for_core(self) -> list[EngineCoreRequest]:
+        """What the core is handed: each choice, or of a beam search the one that brings all."""
+        return self.choices[:1] if self.choices[0].choice_ids else self.choices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +82,12 @@ class InputProcessor:
         self._vocab_size = facts.vocab_size
         self._hidden_size = facts.hidden_size
         self._num_labels = facts.num_labels
+        self._dimensions = () if config.model.matryoshka else facts.matryoshka_dimensions
         self._runner = runner
+        self._adapters = adapters_of(config.lora, facts)
         self._generation_config = generation_config
         self._config = config.model
+        self._speculates = config.speculation.speculative_method != "none"
         self._ranks_by_priority = config.scheduler.scheduling_policy == "priority"
         self._max_model_len = max_model_len
         self._max_request_len = max_model_len if max_request_len is None else max_request_len
@@ -103,6 +113,7 @@ class InputProcessor:
         priority: int | None = None,
         arrival_time: float | None = None,
         reasoning_end_ids: tuple[int, ...] = (),
+        lora_request: LoRARequest | None = None,
         reasoning_style: ReasoningStyle | None = None,
     ) -> PreparedRequest:
         """Check a request and turn it into tokens. RequestError for one that cannot be served."""
@@ -113,9 +124,14 @@ class InputProcessor:
             priority=priority or 0,
             arrival_time=arrival_time,
             reasoning_end_ids=reasoning_end_ids,
+            lora_request=lora_request,
             reasoning_style=reasoning_style,
         )
         return PreparedRequest(request_id, prompt_text(prompt), choices)
+
+    def find_adapter(self, lora_request: LoRARequest) -> Adapter | None:
+        """The adapter of a LoRARequest as its files are now. Raises RequestError for one that cannot be used."""
+        return self._adapters.find(lora_request)
 
     def prepare_pooling(
         self,
@@ -159,12 +175,22 @@ class InputProcessor:
             raise RequestError(
                 f"{params.task}: this model has no classifier; it can embed and token_embed.", param="task"
             )
-        if params.dimensions is not None and params.dimensions > self._hidden_size:
-            raise RequestError(
-                f"dimensions must be at most {self._hidden_size}, which this model's vectors have; "
-                f"got {params.dimensions}.",
-                param="dimensions",
+        if params.dimensions is not None:
+            self._check_dimensions(params.dimensions)
+
+    def _check_dimensions(self, asked: int) -> None:
+        if asked > self._hidden_size:
+            problem = f"dimensions must be at most {self._hidden_size}, which this model's vectors have; got {asked}."
+        elif self._dimensions is None:
+            problem = (
+                "dimensions: nothing says that this model's vectors may be shortened (matryoshka in its config.json); "
+                "start with matryoshka=True (--matryoshka) if you know that they may."
             )
+        elif self._dimensions and asked not in self._dimensions:
+            problem = f"dimensions can be {', '.join(map(str, self._dimensions))} with this model; got {asked}."
+        else:
+            return
+        raise RequestError(problem, param="dimensions")
 
     def _read_pair(self, pair: tuple[str, str], params: PoolingParams) -> tuple[_Prompt, PoolingParams]:
         """[CLS] first [SEP] second [SEP], as encoders read two texts."""
@@ -198,6 +224,7 @@ class InputProcessor:
         priority: int = 0,
         arrival_time: float | None = None,
         reasoning_end_ids: tuple[int, ...] = (),
+        lora_request: LoRARequest | None = None,
         reasoning_style: ReasoningStyle | None = None,
     ) -> list[EngineCoreRequest]:
         """Return the requests, one per choice, that ``prompt`` comes to.
@@ -218,14 +245,18 @@ class InputProcessor:
             thinking = self._thinking(checked.token_ids, reasoning_style)
             sampling = msgspec.structs.replace(sampling, thinking=thinking)
         request = _core_request(request_id, checked, sampling, arrival_time)
+        request.adapter = self._adapters.find(lora_request)
         if params.n == 1:
             return [request]
-        return [
+        choices = [
             msgspec.structs.replace(
                 request, request_id=f"{index}_{request.request_id}", sampling=_choice(sampling, index)
             )
             for index in range(params.n)
         ]
+        if params.beam_search is not None:  # one request of the core, with several answers
+            choices[0].choice_ids = tuple(choice.request_id for choice in choices)
+        return choices
 
     def _read_prompt(self, prompt: object, priority: int) -> _Prompt:
         if isinstance(prompt, str):
@@ -329,6 +360,12 @@ class InputProcessor:
         for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
             self._in_vocabulary(name, getattr(params, name) or ())
         self._resolve_logprobs(params)
+        if params.beam_search is not None and self._speculates:
+            raise RequestError(
+                "beam search and speculative decoding do not go together: leave out use_beam_search, or start the "
+                "engine without --speculative-method.",
+                param="use_beam_search",
+            )
         if params.structured_outputs is not None:
             resolve(GRAMMAR_CHECK)(params.structured_outputs)
         if params.extra_args and not self._config.logits_processors:

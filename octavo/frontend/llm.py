@@ -17,6 +17,7 @@ from typing import Any, Self, TypeAlias, TypeVar, cast
 from octavo.config.flat import EngineArgs, flat
 from octavo.engine.info import EngineInfo
 from octavo.engine.metric import Metric
+from octavo.frontend.beam_search import beam_search_output
 from octavo.frontend.input_processor import PreparedRequest, own_params
 from octavo.frontend.llm_engine import LLMEngine
 from octavo.frontend.pooling import Scoring, text_pairs
@@ -24,8 +25,10 @@ from octavo.frontend.progress import progress_bar
 from octavo.tokenizer.chat_template import check_template_options
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.util.spans import Span
+from octavo.words.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
 from octavo.words.errors import EngineError, RequestError
 from octavo.words.inputs import PromptType, TokensPrompt
+from octavo.words.lora import LoRARequest
 from octavo.words.outputs import PoolingRequestOutput, RequestOutput
 from octavo.words.pooling_params import PoolingParams
 from octavo.words.sampling_params import RequestOutputKind, SamplingParams
@@ -65,12 +68,14 @@ class LLM:
         *,
         use_tqdm: bool = True,
         priority: int | Sequence[int] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Answer prompts (text, token ids, or a dict with either and a cache_salt), in the order they were given.
 
-        ``sampling_params`` and ``priority`` are one for all or a list with one each; None takes the model's own
-        defaults. Raises RequestError for a prompt that cannot be served, before any runs, naming its index. A choice
-        that fails while it runs has finish_reason "error" and its reason in ``error``; it harms no other.
+        ``sampling_params``, ``priority`` and ``lora_request`` (an adapter to answer with) are one for all or a list
+        with one each; None takes the model's own defaults, and no adapter. Raises RequestError for a prompt that cannot
+        be served, before any runs, naming its index. A choice that fails while it runs has finish_reason "error" and
+        its reason in ``error``; it harms no other.
         """
         listed = _as_list(prompts)
         named = "prompts" if listed is prompts else None
@@ -78,6 +83,7 @@ class LLM:
             listed,
             _one_each("sampling_params", sampling_params, len(listed)),
             _one_each("priority", priority, len(listed)),
+            _one_each("lora_request", lora_request, len(listed)),
             named=named,
             use_tqdm=use_tqdm,
         )
@@ -92,6 +98,7 @@ class LLM:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of them, each a list of ``{"role": ..., "content": ...}``.
 
@@ -121,7 +128,41 @@ class LLM:
             with _naming(None if one else "messages", index):
                 prompts.append(self._chat_prompt(conversation, options))
         params = _one_each("sampling_params", sampling_params, len(prompts))
-        return self._run(prompts, params, [None] * len(prompts), named=None if one else "messages", use_tqdm=use_tqdm)
+        adapters = _one_each("lora_request", lora_request, len(prompts))
+        return self._run(
+            prompts,
+            params,
+            [None] * len(prompts),
+            adapters,
+            named=None if one else "messages",
+            use_tqdm=use_tqdm,
+        )
+
+    def beam_search(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool = False,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The ``beam_width`` likeliest answers to each prompt, best first, as Transformers' beam search finds them.
+
+        Raises RequestError before any runs, naming the index of a bad prompt.
+        """
+        search = BeamSearch(
+            width=params.beam_width, length_penalty=params.length_penalty, early_stopping=params.early_stopping
+        )
+        sampling = SamplingParams(
+            n=search.width,
+            beam_search=search,
+            max_tokens=params.max_tokens,
+            min_tokens=params.min_tokens,
+            ignore_eos=params.ignore_eos,
+            logprobs=0,
+        )
+        outputs = self.generate(prompts, sampling, use_tqdm=use_tqdm, lora_request=lora_request)
+        return [beam_search_output(output, search, self.get_tokenizer()) for output in outputs]
 
     def encode(
         self,
@@ -226,14 +267,16 @@ class LLM:
         prompts: Sequence[PromptType],
         sampling_params: Sequence[SamplingParams | None],
         priorities: Sequence[int | None],
+        lora_requests: Sequence[LoRARequest | None],
         *,
         named: str | None,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
         prepared = []
-        for index, (prompt, params, priority) in enumerate(zip(prompts, sampling_params, priorities, strict=True)):
+        asked = zip(prompts, sampling_params, priorities, lora_requests, strict=True)
+        for index, (prompt, params, priority, lora_request) in enumerate(asked):
             with _naming(named, index):
-                prepared.append(self._prepare(prompt, params, priority))
+                prepared.append(self._prepare(prompt, params, priority, lora_request))
         return self._answer(prepared, use_tqdm)
 
     def _answer(self, prepared: Sequence[PreparedRequest], use_tqdm: bool) -> list[Any]:
@@ -261,10 +304,17 @@ class LLM:
                 prepared.append(self._engine.prepare_pooling(str(next(self._request_ids)), prompt, params))
         return self._answer(prepared, use_tqdm)
 
-    def _prepare(self, prompt: PromptType, params: SamplingParams | None, priority: int | None) -> PreparedRequest:
+    def _prepare(
+        self,
+        prompt: PromptType,
+        params: SamplingParams | None,
+        priority: int | None,
+        lora_request: LoRARequest | None,
+    ) -> PreparedRequest:
         params = self.get_default_sampling_params() if params is None else params
         final = own_params(params, output_kind=RequestOutputKind.FINAL_ONLY)
-        return self._engine.prepare(str(next(self._request_ids)), prompt, final, priority=priority)
+        request_id = str(next(self._request_ids))
+        return self._engine.prepare(request_id, prompt, final, priority=priority, lora_request=lora_request)
 
     def _finish(self, requests: Sequence[PreparedRequest], use_tqdm: bool) -> list[Any]:
         done: dict[str, RequestOutput | PoolingRequestOutput] = {}
@@ -290,7 +340,7 @@ def _is_list(value: object) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
 
 
-def _one_each(name: str, given: T | Sequence[T] | None, number: int) -> Sequence[T | None]:
+def _one_each(name: str, given: T | Sequence[T | None] | None, number: int) -> Sequence[T | None]:
     if not isinstance(given, Sequence) or isinstance(given, str):
         return [given] * number
     if len(given) != number:

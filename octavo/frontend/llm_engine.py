@@ -27,6 +27,7 @@ from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.util.spans import NO_SPANS, Span, SpanRecorder, Spans
 from octavo.words.errors import ConfigError
 from octavo.words.inputs import PromptType
+from octavo.words.lora import LoRARequest
 from octavo.words.messages import FinishReason
 from octavo.words.outputs import PoolingRequestOutput, RequestOutput
 from octavo.words.pooling_params import PoolingParams
@@ -52,7 +53,9 @@ class LLMEngine:
         self._client = client
         self._inputs = input_processor
         self._outputs = output_processor
-        self._statistics = Statistics(RequestStats(client.info.max_model_len), stat_loggers)
+        self._statistics = Statistics(
+            RequestStats(client.info.max_model_len, max_loras=client.info.plan.max_loras), stat_loggers
+        )
         self._spans: Spans = NO_SPANS
 
     @classmethod
@@ -82,9 +85,12 @@ class LLMEngine:
         *,
         priority: int | None = None,
         arrival_time: float | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> PreparedRequest:
         """Check a request and turn it into tokens; nothing runs yet. RequestError for one that cannot be served."""
-        return self._inputs.prepare(request_id, prompt, params, priority=priority, arrival_time=arrival_time)
+        return self._inputs.prepare(
+            request_id, prompt, params, priority=priority, arrival_time=arrival_time, lora_request=lora_request
+        )
 
     def prepare_pooling(
         self, request_id: str, prompt: PromptType | tuple[str, str], params: PoolingParams
@@ -96,7 +102,7 @@ class LLMEngine:
         """Hand a prepared request to the core."""
         self._outputs.add_request(request.request_id, request.prompt, request.choices)
         self._statistics.begin(request.choices)
-        for choice in request.choices:
+        for choice in request.for_core:
             self._client.add_request(choice)
 
     def add_request(
@@ -107,9 +113,13 @@ class LLMEngine:
         *,
         priority: int | None = None,
         arrival_time: float | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> None:
         """Check a request and queue it. ``priority`` None is that of the prompt, or 0; lower runs first."""
-        self.add_prepared(self.prepare(request_id, prompt, params, priority=priority, arrival_time=arrival_time))
+        prepared = self.prepare(
+            request_id, prompt, params, priority=priority, arrival_time=arrival_time, lora_request=lora_request
+        )
+        self.add_prepared(prepared)
 
     def step(self) -> list[RequestOutput | PoolingRequestOutput]:
         """Wait for the next outputs of the core and return what they mean to users; may be empty.

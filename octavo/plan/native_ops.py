@@ -22,7 +22,10 @@ CACHE_OPS = frozenset({"paged_attention", "qkv_rope_write"})
 ENCODER_OPS = frozenset({"add_layer_norm", "encoder_attention", "linear", "linear_activation"})
 """Those that encoders call."""
 
-NATIVE_OPS = MODEL_OPS
+ADAPTER_OPS = frozenset({"lora"})
+"""Those that layers with adapters call."""
+
+NATIVE_OPS = MODEL_OPS | ADAPTER_OPS
 """Those with a native kernel."""
 
 NATIVE_DTYPES = ("float32", "bfloat16")

@@ -17,6 +17,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     ``graph_capture`` says whether the forward pass is recorded at warm-up and replayed in one call.
     ``num_speculative_tokens`` are the most drafts of a request in a step, 0 where ``speculative_method`` is none.
     ``num_lookahead_tokens`` are slots behind a step's tokens that a drafter with a cache of its own fills.
+    At most ``max_loras`` LoRA adapters run in a step (0: LoRA is off), and ``max_cpu_loras`` are kept in memory.
     ``runner`` is generate or pooling. ``reasons`` maps each field's name to one line.
     """
 
@@ -43,6 +44,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     runner: str
     speculative_method: str
     num_speculative_tokens: int
+    max_loras: int
+    max_cpu_loras: int
     num_lookahead_tokens: int
     reasons: dict[str, str]
 

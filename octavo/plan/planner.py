@@ -93,6 +93,7 @@ def make_plan(config: EngineConfig, facts: ModelFacts, caps: DeviceCaps, drafter
         "batch_invariant": _batch_invariant(kernels.value, attention.value, facts),
         "runner": runner,
         "speculative_method": speculation,
+        **_adapters(config, facts, runner.value),
         "num_speculative_tokens": _num_speculative_tokens(config, speculation.value, drafter),
         "num_lookahead_tokens": _num_lookahead_tokens(config, speculation.value),
     }
@@ -111,6 +112,21 @@ def _runner(config: EngineConfig, facts: ModelFacts) -> Decision[str]:
     if facts.pooling is not None:
         return Decision("pooling", "auto: the checkpoint says how it pools")
     return Decision("generate", "auto: a causal language model")
+
+
+def _adapters(config: EngineConfig, facts: ModelFacts, runner: str) -> dict[str, Decision[int]]:
+    asked = config.lora
+    if not asked.enable_lora:
+        off = Decision(0, "LoRA is off, as asked or by default")
+        return {"max_loras": off, "max_cpu_loras": off}
+    if runner != "generate" or _is_simulated(config):
+        raise ConfigError("enable_lora=True cannot be had: adapters are for models that generate text; leave it out")
+    in_memory = asked.max_loras if asked.max_cpu_loras is None else asked.max_cpu_loras
+    if in_memory < asked.max_loras:
+        raise ConfigError(
+            f"max_cpu_loras={in_memory} is below max_loras={asked.max_loras}: all that run are in memory; raise it"
+        )
+    return {"max_loras": _as_asked(asked.max_loras), "max_cpu_loras": _as_asked(in_memory)}
 
 
 def _whole_texts(asked: bool, facts: ModelFacts, runner: str) -> Decision[bool]:
@@ -375,13 +391,17 @@ def _batch_invariant(kernels: str, attention: str, facts: ModelFacts) -> Decisio
     return Decision(True, "yes: every op has a native kernel that gives a row the same bits among any others")
 
 
+def _is_simulated(config: EngineConfig) -> bool:
+    return config.parallel.distributed_executor_backend == "simulated" or config.load.load_format == "mock"
+
+
 def _speculative_method(config: EngineConfig, runner: str) -> Decision[str]:
-    asked, backend = config.speculation, config.parallel.distributed_executor_backend
+    asked = config.speculation
     check_speculative_model(asked)
     if asked.speculative_method == "none":
         return Decision("none", "default: each step brings a token")
     method = f"speculative_method={asked.speculative_method}"
-    if backend == "simulated" or config.load.load_format == "mock":
+    if _is_simulated(config):
         raise ConfigError(f"{method} cannot be had with a simulated model, which drafts nothing; drop it")
     if runner != "generate":
         raise ConfigError(f"{method} cannot be had with a pooling model, which says no tokens; drop it")

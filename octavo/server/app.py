@@ -10,6 +10,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route as StarletteRoute
 from starlette.types import ASGIApp
 
 from octavo import __version__
@@ -35,8 +36,7 @@ def build_app(context: ServerContext) -> FastAPI:
         redoc_url=None,
     )
     routes = list(all_routes(context))
-    for route in routes:
-        _add_route(app, route)
+    _add_routes(app, routes)
     if not config.disable_ui:
         add_page(app)
     for kind in (ApiError, OctavoError, HTTPException, RequestValidationError, Exception):
@@ -65,7 +65,17 @@ def words_of(listed: str | None) -> list[str]:
     return [word for part in (listed or "").split(",") if (word := part.strip())]
 
 
-def _add_route(app: FastAPI, route: Route) -> None:
+def _add_routes(app: FastAPI, routes: list[Route]) -> None:
+    """FastAPI describes, Starlette answers: its plain routes are found first, those that generate before all others."""
+    for route in routes:
+        _describe_route(app, route)
+    app.router.routes[:0] = [
+        StarletteRoute(route.path, route.endpoint, methods=list(route.methods), include_in_schema=False)
+        for route in sorted(routes, key=lambda route: not route.streams)
+    ]
+
+
+def _describe_route(app: FastAPI, route: Route) -> None:
     for method in route.methods:
         app.add_api_route(
             route.path,

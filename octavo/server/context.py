@@ -10,21 +10,27 @@ from starlette.requests import Request
 
 from octavo.config.server import ServerConfig
 from octavo.frontend.async_llm import AsyncLLM
+from octavo.server.adapters import AdapterNames
 from octavo.server.api_error import ApiError
 from octavo.server.body import BodyReader
 from octavo.server.dialect import Dialect
 from octavo.server.engine_state import EngineState
 from octavo.server.gate import ServerLoad
+from octavo.words.lora import LoRARequest
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerContext:
-    """The engine, what was asked of the server, and what its routes share. ``model_names`` has at least one."""
+    """The engine, what was asked of the server, and what its routes share. ``model_names`` has at least one.
+
+    ``adapters`` are models too, under names of their own.
+    """
 
     state: EngineState
     config: ServerConfig
     model_names: tuple[str, ...]
     bodies: BodyReader
+    adapters: AdapterNames = field(default_factory=AdapterNames)
     load: ServerLoad = field(default_factory=ServerLoad)
     started: int = field(default_factory=lambda: int(time.time()))
 
@@ -46,9 +52,13 @@ class ServerContext:
         """The name to answer with; ApiError 404 for a model that is not served. None means whatever is served."""
         if not name:
             return self.model_names[0]
-        if name in self.model_names:
+        if name in self.model_names or self.adapters.get(name) is not None:
             return name
         raise ApiError(404, f"the model {name[:200]!r} does not exist here.", param="model", code="model_not_found")
+
+    def adapter_of(self, model: str) -> LoRARequest | None:
+        """The LoRA adapter that a served model is, None for the base model."""
+        return self.adapters.get(model)
 
 
 def request_id_of(request: Request) -> str:

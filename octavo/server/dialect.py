@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from octavo.config.server import ServerConfig
@@ -57,7 +56,7 @@ class AnswerPlan:
         return isinstance(self._parser(), PlainText)
 
     def applied_to(self, params: SamplingParams) -> SamplingParams:
-        """The parameters with the grammar of the calls that must come, and with the markup kept in the text."""
+        """The parameters with the grammar of the calls that must come, or may, and with the markup kept in the text."""
         if self.tools.is_forced:
             if params.structured_outputs is not None:
                 raise ApiError(
@@ -68,6 +67,8 @@ class AnswerPlan:
                 )
             grammar = self._format.grammar(self.tools.callable_tools, several=self.tools.several)
             params = params.clone(structured_outputs=StructuredOutputParams(grammar=grammar))
+        elif params.structured_outputs is None and (strict := self._grammar_of_strict_tools()):
+            params = params.clone(structured_outputs=StructuredOutputParams(grammar=strict))
         return params.clone(skip_special_tokens=False) if self._needs_special_tokens else params
 
     def reader(self) -> AnswerReader:
@@ -78,6 +79,10 @@ class AnswerPlan:
     def finish_reason(self, reason: str | None, num_calls: int) -> str | None:
         """OpenAI's word: an answer that ends with calls of the model's own choice ends for them."""
         return "tool_calls" if reason == "stop" and num_calls and not self.tools.is_named else reason
+
+    def _grammar_of_strict_tools(self) -> str | None:
+        tools = self.tools.strict_tools
+        return self._format.open_grammar(tools) if tools else None
 
     @property
     def _format(self) -> ToolFormat:
@@ -201,44 +206,3 @@ def _joined(events: list[Event]) -> list[Event]:
         else:
             joined.append(event)
     return joined
-
-
-# An answer as its parts
-
-
-@dataclass
-class Part:
-    """A stretch of thoughts, of text, or one call: ``kind`` is the event that more of it comes by."""
-
-    kind: type[Reasoning] | type[Content] | type[CallArguments]
-    text: str = ""
-    name: str = ""
-    call_id: str = ""
-
-
-@dataclass
-class PartsOfAnswer:
-    """The fold of an answer's events, in order."""
-
-    parts: list[Part] = field(default_factory=list)
-
-    def add(self, event: Event) -> tuple[Part, bool]:
-        """Take an event; the part it belongs to, and whether it begins with it."""
-        if isinstance(event, CallBegins):
-            self.parts.append(Part(CallArguments, name=event.name, call_id=f"call_{secrets.token_hex(12)}"))
-            return self.parts[-1], True
-        is_new = not self.parts or self.parts[-1].kind is not type(event)
-        if is_new:
-            self.parts.append(Part(type(event)))
-        self.parts[-1].text += event.text
-        return self.parts[-1], is_new
-
-    @property
-    def calls(self) -> list[Part]:
-        """The calls, in order."""
-        return [part for part in self.parts if part.kind is CallArguments]
-
-    def text_of(self, kind: type[Reasoning] | type[Content]) -> str | None:
-        """All thoughts or all content; None where there is none."""
-        found = [part.text for part in self.parts if part.kind is kind]
-        return "".join(found) if found else None

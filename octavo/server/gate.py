@@ -13,6 +13,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from octavo.frontend.tracing import trace_headers
 from octavo.server.api_error import ApiError, as_api_error
 from octavo.server.responses import error_response
 
@@ -64,6 +65,8 @@ class Gate:
         request_id = _request_id(headers)
         scope.setdefault("state", {})["request_id"] = request_id
         answer = _Answer(scope, send, request_id, logs=self._logs_access)
+        if "traceparent" in headers:
+            trace_headers.set(dict(headers))
         self._load.num_requests += 1
         try:
             app = self._app if (refusal := self._refusal(scope, headers)) is None else refusal

@@ -23,6 +23,8 @@ from octavo.server.startup_responder import StartupResponder
 from octavo.words.errors import ConfigError, ListenError
 
 if TYPE_CHECKING:
+    import ssl
+
     from octavo.frontend.async_llm import AsyncLLM
 
 BACKLOG = 2048
@@ -40,10 +42,11 @@ def serve(args: EngineArgs, config: ServerConfig, *, start_engine: StartEngine |
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, end_at_once)  # until the event loop takes them over
     api_keys = read_api_keys(config)
+    tls = read_tls(config)
     _check_parsers(config)
     listener = bind(config)
     logger.info("Listening on %s; the model is loading", address_of(listener, config))
-    responder = StartupResponder(listener)
+    responder = StartupResponder(listener, tls)
     starting = _in_thread(start_engine or _start_engine, args)
     try:
         from octavo.server.running import run_server
@@ -113,7 +116,8 @@ def address_of(listener: socket.socket, config: ServerConfig) -> str:
     if config.uds is not None:
         return f"unix:{config.uds}"
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "http" if config.ssl_certfile is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def read_api_keys(config: ServerConfig) -> list[str]:
@@ -131,6 +135,23 @@ def read_api_keys(config: ServerConfig) -> list[str]:
             raise ConfigError(f"api_key_file {config.api_key_file!r} holds no key.")
         keys += found
     return keys
+
+
+def read_tls(config: ServerConfig) -> ssl.SSLContext | None:
+    """What HTTPS is served with, None for HTTP. Raises ConfigError for a key or certificate that cannot be used."""
+    if config.ssl_keyfile is None and config.ssl_certfile is None:
+        return None
+    if config.ssl_keyfile is None or config.ssl_certfile is None:
+        raise ConfigError("HTTPS needs both ssl_keyfile and ssl_certfile.")
+    import ssl
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile)
+    except OSError as error:
+        files = f"ssl_certfile {config.ssl_certfile!r} with ssl_keyfile {config.ssl_keyfile!r}"
+        raise ConfigError(f"{files} cannot be used: {error}") from error
+    return context
 
 
 def _check_parsers(config: ServerConfig) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncGenerator, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -96,21 +96,26 @@ class EventStream(Response):
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of ``work``, which is cancelled if the client leaves first (nobody reads what is raised then)."""
-    working = asyncio.ensure_future(work)
+    task = asyncio.current_task()
+    assert task is not None, "routes run in tasks"
     leaving = asyncio.ensure_future(_leave(request))
+    cancel = partial(_cancel, task)
+    leaving.add_done_callback(cancel)
     try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            return working.result()
-        raise ApiError(CLIENT_CLOSED_REQUEST, "the client closed the connection.")
+        return await work
+    except asyncio.CancelledError:
+        if not leaving.done() or task.uncancel():
+            raise
+        raise ApiError(CLIENT_CLOSED_REQUEST, "the client closed the connection.") from None
     finally:
+        leaving.remove_done_callback(cancel)
         leaving.cancel()
-        if not working.done():
-            working.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await working
 
 
 async def _leave(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def _cancel(task: asyncio.Task[Any], leaving: asyncio.Future[None]) -> None:
+    task.cancel()

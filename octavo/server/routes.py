@@ -11,13 +11,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.server.anthropic.messages import (
-    CountTokensRequest,
-    MessageObject,
-    MessageRequest,
-    Messages,
-    TokenCount,
-)
+from octavo.server.adapters import AdapterRoutes, LoadAdapterRequest, UnloadAdapterRequest
+from octavo.server.anthropic.message_words import CountTokensRequest, MessageObject, MessageRequest, TokenCount
+from octavo.server.anthropic.messages import Messages
 from octavo.server.api_error import ErrorResponse
 from octavo.server.context import ServerContext
 from octavo.server.development import Development, PauseRequest, RpcRequest
@@ -87,6 +83,8 @@ def all_routes(context: ServerContext) -> Iterator[Route]:
     yield from _token_routes(context)
     if not context.config.disable_ui:
         yield Route(path="/ui/engine/state", endpoint=EngineViews(context).show, tag="page", answer=EngineView)
+    if context.config.lora_folder is not None:
+        yield from _adapter_routes(context, context.config.lora_folder)
     if context.config.dev_mode:
         yield from _development_routes(context)
 
@@ -197,6 +195,17 @@ def _token_routes(context: ServerContext) -> Iterator[Route]:
         answer=DetokenizeResponse,
     )
     yield Route(path="/tokenizer_info", endpoint=tokens.tokenizer_info, tag="tokens")
+
+
+def _adapter_routes(context: ServerContext, folder: str) -> Iterator[Route]:
+    routes = AdapterRoutes(folder, context.state, context.adapters, context.bodies)
+    for path, endpoint, body in (
+        ("/v1/load_lora_adapter", routes.load, LoadAdapterRequest),
+        ("/v1/unload_lora_adapter", routes.unload, UnloadAdapterRequest),
+    ):
+        yield Route(
+            path=path, endpoint=endpoint, methods=("POST",), tag="adapters", body=body, answer_type="text/plain"
+        )
 
 
 def _development_routes(context: ServerContext) -> Iterator[Route]:

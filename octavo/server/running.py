@@ -18,6 +18,8 @@ import uvloop
 from octavo.config.flat import EngineArgs
 from octavo.config.server import ServerConfig
 from octavo.frontend.async_llm import AsyncLLM
+from octavo.server.adapters import AdapterNames, parse_modules
+from octavo.server.api_error import ApiError
 from octavo.server.app import build_app, build_gate, words_of
 from octavo.server.body import BodyReader
 from octavo.server.context import ServerContext
@@ -55,7 +57,11 @@ def run_server(
     """Serve on ``listener`` in place of ``responder``; ``starting`` brings the engine. Returns the exit code."""
     names = tuple(words_of(config.served_model_name)) or (str(args.model),)
     context = ServerContext(
-        state=EngineState(), config=config, model_names=names, bodies=BodyReader(config.max_request_bytes)
+        state=EngineState(),
+        config=config,
+        model_names=names,
+        bodies=BodyReader(config.max_request_bytes),
+        adapters=AdapterNames(taken=names),
     )
     app = build_gate(build_app(context), context, api_keys)
     server = HttpServer(
@@ -70,6 +76,8 @@ def run_server(
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE_S,
             timeout_graceful_shutdown=GRACEFUL_TIMEOUT_S,
+            ssl_keyfile=config.ssl_keyfile,
+            ssl_certfile=config.ssl_certfile,
             root_path=config.root_path,
             proxy_headers=False,
         )
@@ -108,8 +116,10 @@ async def _follow(stop: _Stop, context: ServerContext, starting: asyncio.Future[
     if stop.is_asked:
         return 0
     try:
+        for name, path in parse_modules(context.config.lora_modules).items():
+            await context.adapters.add(starting.result(), name, path)
         context.state.set_ready(starting.result())
-    except OctavoError as error:
+    except (OctavoError, ApiError) as error:
         logger.critical("The engine did not start: %s", error)
         return 1
     logger.info("Application startup complete.")

@@ -11,6 +11,10 @@ import re
 import selectors
 import socket
 import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import ssl
 
 READ_TIMEOUT_S = 0.5
 MAX_BYTES = 16_384
@@ -20,10 +24,14 @@ _REQUEST_ID = re.compile(rb"\r\nx-request-id: *([\x21-\x7e]{1,128})\r\n", re.IGN
 
 
 class StartupResponder:
-    """Accepts on ``listener`` in a thread; ``stop`` leaves the socket, still listening, to its successor."""
+    """Accepts on ``listener`` in a thread; ``stop`` leaves the socket, still listening, to its successor.
 
-    def __init__(self, listener: socket.socket) -> None:
+    With ``tls`` it speaks HTTPS.
+    """
+
+    def __init__(self, listener: socket.socket, tls: ssl.SSLContext | None = None) -> None:
         self._listener = listener
+        self._tls = tls
         self._stopper, self._stopped = socket.socketpair()
         listener.setblocking(False)
         self._thread = threading.Thread(target=self._serve, name="octavo-startup", daemon=True)
@@ -44,12 +52,14 @@ class StartupResponder:
             while not any(key.fileobj is self._stopped for key, _ in selector.select()):
                 with contextlib.suppress(OSError):
                     connection, _ = self._listener.accept()
-                    with connection:
-                        _answer(connection)
+                    connection.settimeout(READ_TIMEOUT_S)
+                    with (
+                        connection if self._tls is None else self._tls.wrap_socket(connection, server_side=True) as each
+                    ):
+                        _answer(each)
 
 
 def _answer(connection: socket.socket) -> None:
-    connection.settimeout(READ_TIMEOUT_S)
     received = b""
     while b"\r\n\r\n" not in received and len(received) < MAX_BYTES:
         part = connection.recv(MAX_BYTES)

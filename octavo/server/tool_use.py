@@ -21,6 +21,8 @@ CHOICES = ("none", "auto", "required")
 _ONLY_UNSUPPORTED = ("Unimplemented", "Unknown format", "look-around", "backreferences")
 """Words for a schema that is well-formed, but more than a grammar can hold an answer to."""
 
+_ANY_ARGUMENTS = {"type": "object"}
+
 
 @dataclass(frozen=True)
 class ToolUse:
@@ -35,6 +37,13 @@ class ToolUse:
     several: bool = True
 
     @property
+    def strict_tools(self) -> list[Tool] | None:
+        """The tools with the schemas that a call of the model's own choice must hold to; None if none is ``strict``."""
+        if not any(tool.get("strict") for tool in self.tools):
+            return None
+        return [tool if tool.get("strict") else {**tool, "parameters": _ANY_ARGUMENTS} for tool in self.tools]
+
+    @property
     def for_template(self) -> list[dict[str, Any]] | None:
         """The tools as chat templates expect them; None for none."""
         return [{"type": "function", "function": dict(tool)} for tool in self.tools] or None
@@ -47,7 +56,7 @@ def tool_use(functions: Sequence[Tool], choice: str, *, name: str | None, severa
     """Put together what a request says: ``choice`` is one of CHOICES, ``name`` a tool that must be called.
 
     Raises ApiError for a tool that is not there and for a schema that cannot be used: under ``auto`` one that is
-    broken, in a call that is forced also one that says more than a grammar can.
+    broken, in a call that is forced or of a ``strict`` tool also one that says more than a grammar can.
     """
     is_forced = name is not None or choice == "required"
     if is_forced and not functions:
@@ -58,7 +67,7 @@ def tool_use(functions: Sequence[Tool], choice: str, *, name: str | None, severa
     if choice == "none" and name is None:
         return NO_TOOLS
     for tool in functions:
-        _check_parameters(tool, is_strict=is_forced and tool in called)
+        _check_parameters(tool, is_strict=bool(tool.get("strict")) or (is_forced and tool in called))
     return ToolUse(tuple(functions), tuple(called), is_forced, name is not None, several and name is None)
 
 

@@ -13,6 +13,7 @@ import enum
 
 import msgspec
 
+from octavo.words.lora import Adapter
 from octavo.words.pooling_params import PoolingParams
 from octavo.words.sampling_params import SamplingParams
 
@@ -68,6 +69,8 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, kw_only=True):
     A replay continues an answer that another core began; the core treats it as a preempted request. It brings the
     ``output_token_ids`` already produced and what the first core said of it: ``num_cached_tokens`` (-1: nothing yet),
     ``first_scheduled_time``, ``num_preemptions``. ``is_suspect``: it was in a step that its core did not survive.
+
+    A beam search is one request with several answers: ``choice_ids`` name them, the request's own id first.
     """
 
     request_id: str
@@ -82,6 +85,8 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, kw_only=True):
     first_scheduled_time: float | None = None
     num_preemptions: int = 0
     is_suspect: bool = False
+    adapter: Adapter | None = None
+    choice_ids: tuple[str, ...] = ()
 
 
 class LogprobsRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -104,6 +109,7 @@ class NewRequestData(msgspec.Struct, array_like=True, kw_only=True):
     sampling: ResolvedSampling
     block_ids: tuple[list[int], ...]
     num_computed_tokens: int
+    adapter: Adapter | None = None
 
 
 class CachedRequestData(msgspec.Struct, array_like=True, kw_only=True, gc=False):
@@ -222,6 +228,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, kw_only=True):
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     num_accepted_tokens_per_pos: list[int] = []
+    num_beam_forks: int = 0
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, kw_only=True):

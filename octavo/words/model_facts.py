@@ -45,6 +45,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     ``num_parameters`` and ``weight_bytes`` (as stored) come from the headers; ``bytes_by_type`` splits the latter of a
     GGUF file by its tensor types. ``norm_weight_offset`` is 1 where the norm multiplies by 1 + weight (Gemma's
     checkpoints as Hugging Face stores them), else 0. ``pooling`` is there where the checkpoint says how it pools.
+    ``matryoshka_dimensions`` are the lengths that its vectors may be cut to, () any, None where nothing says they may.
     ``is_encoder``: every token sees every other, nothing is generated; ``num_labels`` are the outputs of its
     classifier, 0 for none. ``rope.rotary_dim`` 0: ``num_positions`` positions are learned.
     """
@@ -83,6 +84,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     bytes_by_type: dict[str, int] = {}
     eos_token_ids: tuple[int, ...] = ()
     pooling: PoolingFacts | None = None
+    matryoshka_dimensions: tuple[int, ...] | None = None
     is_encoder: bool = False
     num_positions: int = 0
     num_token_types: int = 0

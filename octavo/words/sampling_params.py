@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from octavo.words.beam_search import BeamSearch
 from octavo.words.errors import RequestError
 from octavo.words.repetition_detection import RepetitionDetectionParams
 from octavo.words.structured_outputs import StructuredOutputParams
@@ -42,6 +43,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     ``logprobs`` k returns the k best and the chosen token; -1 means the whole vocabulary where the engine's
     ``max_logprobs`` allows it. ``seed`` -1 means none given. After ``thinking_token_budget`` tokens of thought the
     end of the thoughts is forced. ``extra_args`` are read by the engine's own logits processors: plain values by name.
+    ``beam_search`` looks for the ``n`` likeliest answers instead of sampling.
     """
 
     n: int = 1
@@ -67,6 +69,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     thinking_token_budget: int | None = None
     repetition_detection: RepetitionDetectionParams | None = None
     extra_args: dict[str, Any] | None = None
+    beam_search: BeamSearch | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
@@ -79,7 +82,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         self._check_ranges()
         self._check_lists()
         self._check_combinations()
-        if self.is_greedy:
+        if self.is_greedy or self.beam_search is not None:
             self.temperature, self.top_p, self.top_k, self.min_p = 0.0, 1.0, 0, 0.0
 
     @property
@@ -190,14 +193,32 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
             raise RequestError(
                 f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens}).", param="min_tokens"
             )
-        if self.is_greedy and self.n > 1:
+        if self.is_greedy and self.n > 1 and self.beam_search is None:
             raise RequestError(
                 f"n must be 1 when temperature is 0, got n={self.n}: all choices would be the same.", param="n"
             )
+        if self.beam_search is not None:
+            self._check_beam_search(self.beam_search)
         if self.stop_strings and not self.detokenize:
             raise RequestError("stop needs detokenize=True: stop strings are looked for in the text.", param="stop")
 
+    def _check_beam_search(self, search: BeamSearch) -> None:
+        if self.n > search.width:
+            raise RequestError(f"n ({self.n}) must not exceed beam_width ({search.width}).", param="n")
+        for name in _NOT_WITH_BEAMS:
+            if getattr(self, name):
+                raise RequestError(f"{name} and beam search do not go together: leave out one of them.", param=name)
+        if self.prompt_logprobs is not None:
+            raise RequestError("prompt_logprobs and beam search do not go together: leave out one.", param="logprobs")
+        if self.logprobs is not None and not 0 <= self.logprobs <= 2 * search.width:
+            raise RequestError(
+                f"beam search knows the {2 * search.width} best candidates (twice beam_width): ask for logprobs of 0 "
+                f"to {2 * search.width}, got {self.logprobs}.",
+                param="logprobs",
+            )
 
+
+_NOT_WITH_BEAMS = ("structured_outputs", "stop", "repetition_detection")
 _NUMBERS = ("presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "min_p")
 _SWITCHES = (
     "ignore_eos",
@@ -206,7 +227,11 @@ _SWITCHES = (
     "spaces_between_special_tokens",
     "include_stop_str_in_output",
 )
-_STRUCTS = {"structured_outputs": StructuredOutputParams, "repetition_detection": RepetitionDetectionParams}
+_STRUCTS: dict[str, type] = {
+    "structured_outputs": StructuredOutputParams,
+    "repetition_detection": RepetitionDetectionParams,
+    "beam_search": BeamSearch,
+}
 _LISTS = ("stop", "stop_token_ids", "allowed_token_ids", "bad_words")
 
 

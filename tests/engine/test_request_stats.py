@@ -7,6 +7,7 @@ import pytest
 
 from octavo.engine.metric import Counter, Histogram
 from octavo.engine.request_stats import Distribution, RequestStats, one_two_five
+from octavo.words.lora import Adapter
 from octavo.words.messages import EngineCoreOutput, FinishReason
 from tests.fakes import make_message
 
@@ -119,3 +120,19 @@ def test_a_value_on_a_bound_belongs_below_it() -> None:
 def test_buckets_of_tokens_end_at_the_longest_request() -> None:
     assert one_two_five(100) == (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
     assert one_two_five(99)[-1] == 50.0
+
+
+def test_adapters_that_run_and_wait_are_told_to_routers() -> None:
+    stats = RequestStats(8192, max_loras=4, clock=lambda: 123.0)
+    for name, adapter in (("a", "sql"), ("b", "law"), ("c", "sql"), ("d", None)):
+        message = make_message(name)
+        message.adapter = None if adapter is None else Adapter(adapter, "", adapter)
+        stats.begin(message)
+    stats.record([EngineCoreOutput(request_id="a", new_token_ids=[1])])
+    (gauge,) = (metric for metric in stats.metrics() if metric.name == "vllm:lora_requests_info")
+    told = {"max_lora": "4", "running_lora_adapters": "sql", "waiting_lora_adapters": "law,sql"}
+    assert (gauge.value, gauge.labels) == (123.0, told)
+
+
+def test_without_lora_there_is_no_gauge_of_adapters() -> None:
+    assert not [metric for metric in RequestStats(8192).metrics() if "lora" in metric.name]

@@ -266,3 +266,23 @@ def test_block_sizes_are_those_of_the_files_and_of_the_library() -> None:
     stored = {kind: in_file for kind, (in_file, _) in (NATIVE_BLOCKS | OTHER_BLOCKS).items()}
     blocks = {kind: size[0] for kind, size in dequantize.BLOCK_SIZES.items() if size[1] > 1}
     assert stored == blocks
+
+
+def test_as_many_adapters_are_kept_in_memory_as_run_unless_more_are_asked() -> None:
+    assert plan().max_loras == plan(max_loras=3).max_loras == 0
+    decided = plan(enable_lora=True, max_loras=3)
+    assert (decided.max_loras, decided.max_cpu_loras) == (3, 3)
+    assert plan(enable_lora=True, max_loras=3, max_cpu_loras=8).max_cpu_loras == 8
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"max_loras": 3, "max_cpu_loras": 2}, "max_cpu_loras=2 is below max_loras=3"),
+        ({"runner": "pooling"}, "enable_lora=True cannot be had"),
+        ({"load_format": "mock"}, "enable_lora=True cannot be had"),
+    ],
+)
+def test_adapters_that_cannot_be_had_are_one_clear_line(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan(enable_lora=True, **asked)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -16,27 +17,52 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.succ import ENDS_STRINGS, make_succ
 from tests.waiting import soon
 
 START_TIMEOUT_S = 120
 MODEL = "succ"
+THINKING_NAMES = ("deepseek-r", "claude-sonnet-4")
 OPTIONS = ("--max-model-len", "1024", "--kv-cache-memory-bytes", "16MiB", "--served-model-name", MODEL)
+
+TOOL_TEMPLATE = (
+    "{% set first = messages[0].content %}{% if first == 'raise' %}{{ raise_exception('roles must alternate') }}"
+    "{% elif first == 'divide' %}{{ 1 / 0 }}{% elif first == 'undefined' %}{{ nothing.at.all }}{% endif %}"
+    "{% if tools %}{{ tools | tojson }} Call as <tool_call>{...}</tool_call>{% endif %}"
+    "{% for message in messages %}{{ message.reasoning_content }}{{ message.content or '' }}"
+    "{% for call in message.tool_calls %}{{ call.function.name }}{% endfor %}{% endfor %}"
+    "{% set thinks = enable_thinking if enable_thinking is defined else thinking %}"
+    "{% if thinks %}<think>{% elif thinks is defined %}<think></think>{% endif %}"
+)
+CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Zürich"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+"""Parameters of a tool."""
+CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 
 
 class RunningServer:
     """One ``octavo serve`` process; ``url`` is known as soon as it listens."""
 
-    def __init__(self, model: Path | str, log: Path, *options: str) -> None:
+    def __init__(
+        self, model: Path | str, log: Path, *options: str, verify: ssl.SSLContext | bool = True, optimised: bool = False
+    ) -> None:
         command = [sys.executable, "-m", "octavo.cli.main", "serve", str(model), "--port", "0", *OPTIONS, *options]
         self.log = log
+        environment = {**os.environ, "PYTHONOPTIMIZE": "1"} if optimised else None
         with log.open("wb") as output:
-            self.process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+            self.process = subprocess.Popen(
+                command, stdout=output, stderr=output, start_new_session=True, env=environment
+            )
         self.url = self._find_url()
-        self.client = httpx.Client(base_url=self.url, timeout=60)
+        self.client = httpx.Client(base_url=self.url, timeout=60, verify=verify)
 
     def _find_url(self) -> str:
         while self.process.poll() is None:
-            if found := re.search(r"Listening on (http://\S+);", self.log.read_text()):
+            if found := re.search(r"Listening on (https?://\S+);", self.log.read_text()):
                 return found[1]
             time.sleep(0.01)
         raise RuntimeError(f"the server ended: {self.log.read_text()}")
@@ -89,8 +115,27 @@ class RunningServer:
 
 @pytest.fixture(scope="session")
 def server(succ: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A ready server. Tests leave it as they found it."""
-    server = RunningServer(succ, tmp_path_factory.mktemp("server") / "log", "--disable-access-log")
+    """A ready server, in a Python that skips asserts: no check may be one (SE10). Tests leave it as they found it."""
+    log = tmp_path_factory.mktemp("server") / "log"
+    server = RunningServer(succ, log, "--disable-access-log", optimised=True)
+    try:
+        server.wait_until_ready()
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def tool_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """One whose template shows tools, may open thoughts and may fail; its names are those of models that think."""
+    folder = tmp_path_factory.mktemp("tools")
+    (folder / "template.jinja").write_text(TOOL_TEMPLATE)
+    names = ",".join((MODEL, *THINKING_NAMES))
+    options = (
+        "--chat-template", str(folder / "template.jinja"), "--served-model-name", names,
+        "--max-model-len", "4096",
+    )  # fmt: skip
+    server = RunningServer(make_succ(folder / "succ", second_after=ENDS_STRINGS), folder / "log", *options)
     try:
         server.wait_until_ready()
         yield server

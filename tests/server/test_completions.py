@@ -184,3 +184,40 @@ def test_a_budget_of_thoughts_repetition_and_own_arguments_over_http(server: Run
     ):
         answer = server.complete("A", **wrong)
         assert answer.status_code == 400 and next(iter(wrong)) in answer.text.replace("extra_args", "vllm_xargs")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_dt04_beams_bring_the_best_answers_in_completions_and_chat(server: RunningServer, stream: bool) -> None:
+    wishes = {"use_beam_search": True, "beam_width": 3, "n": 2, "max_tokens": 5, "skip_special_tokens": False}
+    wishes |= {"ignore_eos": True}
+    body = {"prompt": "w", **wishes}
+    chat = {"model": "succ", "messages": [{"role": "user", "content": "w"}], **wishes}
+    if stream:
+        texts = streamed_texts(events(server, "/v1/completions", body))
+        said = {0: "", 1: ""}
+        for event in events(server, "/v1/chat/completions", chat):
+            for choice in event["choices"]:
+                said[choice["index"]] += choice["delta"].get("content") or ""
+    else:
+        texts = {
+            each["index"]: each["text"] for each in server.client.post("/v1/completions", json=body).json()["choices"]
+        }
+        answer = server.client.post("/v1/chat/completions", json=chat).json()
+        said = {each["index"]: each["message"]["content"] for each in answer["choices"]}
+    assert texts[0] == said[0] == "xyz<eos>A" and texts[1] == said[1] != texts[0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"beam_width": 2}, "needs use_beam_search"),
+        ({"use_beam_search": True}, "needs beam_width"),
+        ({"use_beam_search": True, "beam_width": 2, "temperature": 0.7}, "does not sample"),
+        ({"use_beam_search": True, "beam_width": 2, "n": 3}, "must not exceed beam_width"),
+        ({"use_beam_search": True, "beam_width": 2, "echo": True, "logprobs": 1}, "prompt_logprobs and beam"),
+        ({"use_beam_search": True, "best_of": 4, "stop": ["x"]}, "stop and beam search"),
+    ],
+)
+def test_what_does_not_go_with_beams_is_a_400(server: RunningServer, wrong: dict[str, Any], says: str) -> None:
+    answer = server.client.post("/v1/completions", json={"prompt": "A", **wrong})
+    assert answer.status_code == 400 and says in answer.json()["error"]["message"]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
+import ssl
+import subprocess
 import time
 from pathlib import Path
 
@@ -11,7 +14,7 @@ import psutil
 import pytest
 
 from octavo.config.server import ServerConfig
-from octavo.server.launch import bind, read_api_keys
+from octavo.server.launch import address_of, bind, read_api_keys, read_tls
 from octavo.server.startup_responder import StartupResponder
 from octavo.words.errors import ConfigError, ListenError
 from tests.server.conftest import RunningServer
@@ -37,6 +40,47 @@ def test_a_bound_port_says_loading_at_once() -> None:
         # The socket still listens: its successor will answer who connects now.
         with socket.create_connection(listener.getsockname(), timeout=5):
             pass
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> ServerConfig:
+    """The options of a server with a certificate of its own for this machine's address."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    folder = tmp_path_factory.mktemp("tls")
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    command = [
+        "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+        "-keyout", key, "-out", certificate, "-subj", "/CN=octavo", "-addext", "subjectAltName=IP:127.0.0.1",
+    ]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    return ServerConfig(port=0, ssl_keyfile=str(key), ssl_certfile=str(certificate))
+
+
+def test_https_from_the_first_answer_to_the_last(certificate: ServerConfig, succ: Path, tmp_path: Path) -> None:
+    trust = ssl.create_default_context(cafile=certificate.ssl_certfile)
+    with bind(certificate) as listener:
+        responder = StartupResponder(listener, read_tls(certificate))
+        assert httpx.get(f"{address_of(listener, certificate)}/health", verify=trust).status_code == 503
+        responder.stop()
+    files = ("--ssl-keyfile", str(certificate.ssl_keyfile), "--ssl-certfile", str(certificate.ssl_certfile))
+    server = RunningServer(succ, tmp_path / "log", *files, verify=trust)
+    try:
+        assert server.url.startswith("https://")
+        server.wait_until_ready()
+        assert server.is_alive()
+        with pytest.raises(httpx.TransportError):
+            httpx.get(server.url.replace("https", "http"))
+    finally:
+        server.stop()
+
+
+def test_half_of_a_certificate_and_a_wrong_one_are_refused(certificate: ServerConfig) -> None:
+    with pytest.raises(ConfigError, match="both"):
+        read_tls(ServerConfig(ssl_keyfile=certificate.ssl_keyfile))
+    for wrong in (certificate.ssl_keyfile, "/nowhere.pem"):
+        with pytest.raises(ConfigError, match="cannot be used"):
+            read_tls(ServerConfig(ssl_keyfile=certificate.ssl_keyfile, ssl_certfile=wrong))
 
 
 def test_a_client_that_says_nothing_delays_nobody_for_long() -> None:

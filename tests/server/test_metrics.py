@@ -4,6 +4,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from octavo.engine.metric import Counter, Gauge, Histogram
 from octavo.server.metrics import HELP, metrics_page
+from tests.server.conftest import RunningServer
 
 LABELS = {"model_name": 'a "model"\n', "engine": "0"}
 
@@ -44,3 +45,21 @@ def test_the_page_is_what_prometheus_reads() -> None:
     assert page.count("# TYPE vllm:request_success_total counter") == 1
     for name in ("vllm:kv_cache_usage_perc", "vllm:request_success", "vllm:request_params_n"):
         assert families[name].documentation == HELP[name]
+
+
+def samples_of(server: RunningServer) -> list[tuple[str, tuple[tuple[str, str], ...]]]:
+    page = server.client.get("/metrics").text
+    families = text_string_to_metric_families(page)
+    return [(each.name, tuple(sorted(each.labels.items()))) for family in families for each in family.samples]
+
+
+def test_each_series_stands_once_and_clients_add_none(server: RunningServer) -> None:  # ME02 ME05
+    server.complete("A", max_tokens=2)
+    before = samples_of(server)
+    assert len(before) == len(set(before))
+    for number in range(20):
+        headers = {"X-Request-Id": f"id-{number}"}
+        body = {"model": f"unknown-{number}", "prompt": "A", "user": f"user-{number}"}
+        assert server.client.post("/v1/completions", json=body, headers=headers).status_code == 404
+        assert server.client.get(f"/unknown-{number}").status_code == 404
+    assert samples_of(server) == before

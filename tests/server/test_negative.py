@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -252,3 +253,30 @@ def test_parallel_tokenising_and_chatting(server: RunningServer) -> None:  # DT0
 
     with ThreadPoolExecutor(16) as pool:
         assert set(pool.map(ask, range(64))) == {200}
+
+
+@pytest.mark.parametrize(
+    ("content", "word"), [("raise", "roles must alternate"), ("divide", "division by zero"), ("undefined", "undefined")]
+)
+def test_a_template_that_fails_is_a_400_with_its_words(tool_server: RunningServer, content: str, word: str) -> None:
+    def ask(_: int) -> Any:
+        body = {"model": MODEL, "messages": [{"role": "user", "content": content}]}
+        return tool_server.client.post("/v1/chat/completions", json=body)
+
+    with ThreadPoolExecutor(10) as pool:  # TC14
+        for answer in pool.map(ask, range(20)):
+            assert answer.status_code == 400 and word in answer.json()["error"]["message"], answer.text
+    assert tool_server.is_alive()
+
+
+def test_a_prompt_that_can_never_fit_is_told_so_and_delays_nobody(succ: Path, tmp_path: Path) -> None:  # PC05
+    server = RunningServer(succ, tmp_path / "log", "--block-size", "16", "--num-gpu-blocks-override", "41")
+    try:
+        server.wait_until_ready()
+        answer = server.complete("A" * 900, max_tokens=4)
+        assert answer.status_code == 400 and "640" in answer.json()["error"]["message"], answer.text
+        assert server.complete("ABCD", max_tokens=1).status_code == 200
+        assert server.complete([65] * 639, max_tokens=1, ignore_eos=True).status_code == 200
+        assert server.complete([65] * 640, max_tokens=1, ignore_eos=True).status_code == 400
+    finally:
+        server.stop()

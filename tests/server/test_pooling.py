@@ -3,24 +3,40 @@
 from __future__ import annotations
 
 import base64
+import json
 import math
 import struct
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import openai
+import psutil
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests.server.conftest import MODEL, RunningServer
 from tests.tiny_encoders import make_encoder
+from tests.waiting import soon
 
-TEXTS = ["the cat sits", "a dog runs"]
+TEXTS = ["the cat sits", "a dog sat"]
+
+
+def break_embedding_of(model: Path, word: str) -> None:
+    """Make a word's row of the embedding table NaN."""
+    file, name = model / "model.safetensors", "embeddings.word_embeddings.weight"
+    weights = load_file(file)
+    weights[name][json.loads((model / "tokenizer.json").read_text())["model"]["vocab"][word]] = math.nan
+    save_file(weights, file, metadata={"format": "pt"})
 
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("encoder")
-    server = RunningServer(make_encoder(folder / "bert"), folder / "log", "--max-model-len", "48")
+    model = make_encoder(folder / "bert")
+    break_embedding_of(model, "runs")
+    server = RunningServer(model, folder / "log", "--max-model-len", "48", "--max-num-queued-reqs", "1")
     try:
         server.wait_until_ready()
         yield server
@@ -74,6 +90,44 @@ def test_base64_is_little_endian_float32_as_openais_client_reads_it(encoder: Run
 def test_shortened_vectors_have_length_one(encoder: RunningServer) -> None:  # EM03
     (vector,) = vectors(encoder, TEXTS[0], dimensions=5)
     assert len(vector) == 5 and math.hypot(*vector) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_vectors_are_shortened_only_where_the_model_is_made_for_it(classifier: RunningServer) -> None:  # EM03
+    answer = classifier.client.post("/v1/embeddings", json={"model": MODEL, "input": "a", "dimensions": 5})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "dimensions")
+    assert "matryoshka" in answer.json()["error"]["message"]
+
+
+def test_a_vector_of_no_numbers_is_an_error_object(encoder: RunningServer) -> None:  # EM06
+    for form in ("float", "base64"):
+        body = {"model": MODEL, "input": [TEXTS[0], "the dog runs"], "encoding_format": form}
+        answer = encoder.client.post("/v1/embeddings", json=body)
+        assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error"), answer.text
+    assert len(vectors(encoder, TEXTS)) == 2
+
+
+def test_texts_of_one_request_join_the_queue_together(encoder: RunningServer) -> None:
+    assert len(vectors(encoder, TEXTS * 20)) == 40  # where one may wait; see the fixture
+
+
+def test_texts_that_wait_count_for_the_queue(encoder: RunningServer) -> None:
+    def status_of_another() -> int:
+        body = {"model": MODEL, "input": TEXTS[1], "request_timeout": 0.2}
+        return encoder.client.post("/v1/embeddings", json=body).status_code
+
+    children = psutil.Process(encoder.process.pid).children()
+    (core,) = [each for each in children if "octavo.engine.core_proc" in each.cmdline()]
+    core.suspend()
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(vectors, encoder, TEXTS[0])
+            assert soon(lambda: encoder.client.get("/load").json()["server_load"] > 0, 10)
+            assert soon(lambda: status_of_another() == 503, 10)
+            core.resume()
+            assert len(waiting.result(30)) == 1
+    finally:
+        core.resume()
+    assert soon(lambda: status_of_another() == 200, 10)
 
 
 @pytest.mark.parametrize(

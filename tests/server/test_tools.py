@@ -11,44 +11,36 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from tests.server.conftest import MODEL, RunningServer
+from octavo.config.server import ServerConfig
+from octavo.server.dialect import AnswerPlan, Dialect
+from octavo.server.tool_use import tool_use
+from octavo.words.sampling_params import SamplingParams
+from octavo.words.structured_outputs import StructuredOutputParams
+from tests.server.conftest import CALL, CITY, MODEL, TOOL_TEMPLATE, RunningServer
 
 CHAT = "/v1/chat/completions"
-TEMPLATE = (
-    "{% if tools %}{{ tools | tojson }} Call as <tool_call>{...}</tool_call>{% endif %}"
-    "{% for message in messages %}{{ message.content }}{% for call in message.tool_calls %}"
-    "{{ call.function.name }}{% endfor %}{% endfor %}"
-    "{% if thinking %}<think>{% elif thinking is defined %}<think></think>{% endif %}"
-)
-PARAMETERS = {
-    "type": "object",
-    "properties": {"city": {"enum": ["Rome", "Zürich"]}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
-WEATHER: Any = {"type": "function", "function": {"name": "weather", "parameters": PARAMETERS}}
+WEATHER: Any = {"type": "function", "function": {"name": "weather", "parameters": CITY}}
 NOW: Any = {"type": "function", "function": {"name": "now"}}
-CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+STRICT = {**WEATHER["function"], "strict": True}
 AWKWARD = 'a{b}"c"\n</x> Zürich 東京 🦙'
 
 
 @pytest.fixture(scope="module")
-def server(succ: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """One whose template shows tools and may open thoughts."""
-    folder = tmp_path_factory.mktemp("tools")
-    (folder / "template.jinja").write_text(TEMPLATE)
-    server = RunningServer(succ, folder / "log", "--chat-template", str(folder / "template.jinja"))
-    try:
-        server.wait_until_ready()
-        yield server
-    finally:
-        server.stop()
+def server(tool_server: RunningServer) -> RunningServer:
+    return tool_server
 
 
 @pytest.fixture(scope="module")
 def client(server: RunningServer) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         yield client
+
+
+class Speaker:
+    """What a dialect asks of a tokenizer."""
+
+    chat_template = TOOL_TEMPLATE
+    special_ids: frozenset[int] = frozenset()
 
 
 def body_of(**fields: Any) -> dict[str, Any]:
@@ -187,8 +179,18 @@ def test_a_broken_pattern_is_refused_and_an_uncommon_keyword_only_where_a_call_i
     assert broken.status_code == 400 and "'f'" in broken.json()["error"]["message"]
     uncommon = tool({"type": "array", "uniqueItems": True})
     assert server.client.post(CHAT, json=body_of(tools=[uncommon], max_tokens=1)).status_code == 200
-    forced = server.client.post(CHAT, json=body_of(tools=[uncommon], tool_choice="required"))
-    assert forced.status_code == 400 and "uniqueItems" in forced.json()["error"]["message"]
+    strict = {"type": "function", "function": {**uncommon["function"], "strict": True}}
+    for fields in ({"tools": [uncommon], "tool_choice": "required"}, {"tools": [strict]}):
+        held = server.client.post(CHAT, json=body_of(**fields))
+        assert held.status_code == 400 and "uniqueItems" in held.json()["error"]["message"]
+
+
+def test_strict_tools_hold_calls_of_the_models_own_choice() -> None:
+    plan = AnswerPlan(Dialect(Speaker(), ServerConfig()), tool_use([STRICT], "auto", name=None, several=True), "")
+    shape = plan.applied_to(SamplingParams()).structured_outputs
+    assert shape is not None and shape.grammar is not None and "Rome" in shape.grammar
+    asked = SamplingParams(structured_outputs=StructuredOutputParams(json_object=True))
+    assert plan.applied_to(asked).structured_outputs == asked.structured_outputs
 
 
 def test_thoughts_are_told_from_content(server: RunningServer) -> None:  # TC11

@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeAlias
 import msgspec
 
 from octavo.control.request import BlockHasher, Request
+from octavo.words.lora import Adapter
 
 NONE_HASH = hashlib.sha256(b"octavo: no block before this one").digest()
 """The parent of a first block."""
@@ -35,8 +36,7 @@ class AdaptedRequest(Protocol):
     """A request that runs with a LoRA adapter, or with None."""
 
     @property
-    def lora(self) -> tuple[str, str] | None:
-        """Name and path of the adapter."""
+    def adapter(self) -> Adapter | None: ...
 
 
 class PlacedItem(Protocol):
@@ -72,8 +72,8 @@ def cache_salt_keys(request: SaltedRequest, start: int, end: int) -> Iterable[Ex
 
 
 def lora_keys(request: AdaptedRequest, start: int, end: int) -> Iterable[ExtraKey]:
-    """The adapter changes every key and value."""
-    return (("lora", *request.lora),) if request.lora is not None else ()
+    """The adapter changes every key and value. What it contains counts, not what it is called."""
+    return (("lora", request.adapter.content_hash),) if request.adapter is not None else ()
 
 
 def multimodal_keys(request: MultiModalRequest, start: int, end: int) -> Iterable[ExtraKey]:
@@ -120,7 +120,9 @@ class PrefixHasher:
         return new_hashes
 
 
-def make_block_hasher(hash_block_size: int, sources: Sequence[ExtraKeySource] = (cache_salt_keys,)) -> BlockHasher:
+def make_block_hasher(
+    hash_block_size: int, sources: Sequence[ExtraKeySource] = (cache_salt_keys, lora_keys)
+) -> BlockHasher:
     """Return the function that hashes a request's new full blocks of ``hash_block_size`` tokens.
 
     ``sources`` are asked for extra keys in order; a feature that changes keys and values adds its own.

@@ -127,6 +127,20 @@ class KVCacheCoordinator:
         for manager, held in self._books[request_id]:
             manager.forget(held, from_token)
 
+    def blocks_to_fork(self, num_computed: int) -> int:
+        """Blocks that a fork of so many tokens needs: a copy in each group where the last one is not full."""
+        return sum(num_computed % manager.block_size > 0 for manager in self._managers)
+
+    def fork(self, request_id: str, fork_id: str, num_computed: int) -> list[tuple[int, int]]:
+        """Open books for a fork of a request; the ids to copy, (source, destination)."""
+        copies: list[tuple[int, int]] = []
+        books = self._books[fork_id] = []
+        for manager, held in self._books[request_id]:
+            fork, pairs = manager.fork(held, num_computed)
+            books.append((manager, fork))
+            copies += pairs
+        return copies
+
     def free(self, request_id: str) -> None:
         """Give back everything the request holds."""
         for manager, held in self._books.pop(request_id):

@@ -104,6 +104,19 @@ class KVCacheManager:
         self._quiet_until[request_id] = books.cache_full_blocks(request_id, request.block_hashes, num_known)
         return new_blocks
 
+    def fork(self, request: Request, fork: Request) -> list[tuple[int, int]] | None:
+        """Let ``fork``, which holds nothing, share what ``request`` has computed; a begun block is copied.
+
+        Returns the ids to copy before the next step, (source, destination), or None: there is no room, and nothing was
+        taken.
+        """
+        num_computed = request.num_computed_tokens
+        if self._coordinator.blocks_to_fork(num_computed) > self._pool.num_free_blocks:
+            return None
+        copies = self._coordinator.fork(request.request_id, fork.request_id, num_computed)
+        self._quiet_until[fork.request_id] = self._coordinator.quiet_until(fork.request_id)
+        return copies
+
     def free(self, request: Request) -> None:
         """Give back all blocks of a finished or preempted request; unknown requests are ignored.
 

@@ -110,3 +110,8 @@ class PriorityQueue:
 
 QUEUES: dict[str, type[FCFSQueue] | type[PriorityQueue]] = {"fcfs": FCFSQueue, "priority": PriorityQueue}
 """Scheduling policy -> its queue."""
+
+
+def claim(request: Request) -> tuple[int, float, str]:
+    """Under priority, running requests are served in this order and preempted in the reverse one."""
+    return request.priority, request.arrival_time, request.request_id

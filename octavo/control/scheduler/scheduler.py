@@ -24,13 +24,15 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from octavo.control.kv.manager import KVBlocks, KVCacheManager
 from octavo.control.request import NEVER, Request, RequestStatus
+from octavo.control.scheduler.beams import Beam, BeamGate, BeamGroup, only_idle_beams
 from octavo.control.scheduler.drafts import DraftCounts, draft_limit
 from octavo.control.scheduler.gates import Gate, is_held
+from octavo.control.scheduler.lengths import LengthRules
 from octavo.control.scheduler.limits import SchedulerLimits
-from octavo.control.scheduler.queues import QUEUES, RequestQueue
+from octavo.control.scheduler.queues import QUEUES, RequestQueue, claim
 from octavo.control.scheduler.step_builder import StepBuilder, StepLoad
 from octavo.control.scheduler.step_time import StepTimeLimit, StepTimeModel
-from octavo.control.scheduler.stopping import check_stop
+from octavo.control.scheduler.stopping import check_stop, tokenless_end
 from octavo.control.scheduler.token_limits import token_limits
 from octavo.words.errors import RequestError
 from octavo.words.messages import (
@@ -57,7 +59,7 @@ class Scheduler:
     def __init__(self, limits: SchedulerLimits, kv_cache: KVCacheManager, gates: Sequence[Gate] = ()) -> None:
         self.limits = limits
         self.kv_cache = kv_cache
-        self.gates = tuple(gates)
+        self.gates: tuple[Gate, ...] = (BeamGate(), *gates)
         self.step_times = StepTimeModel()
         step_time = StepTimeLimit(self.step_times, limits.max_step_seconds, self._num_decodes)
         self.token_limits = token_limits(
@@ -70,8 +72,8 @@ class Scheduler:
         self.requests: dict[str, Request] = {}
         self.waiting: RequestQueue = QUEUES[limits.policy]()
         self.running: list[Request] = []
-        self.max_request_len = self._longest_request()
-        """Most tokens of one request, prompt and output: what the context and the whole cache allow."""
+        self._lengths = LengthRules(limits, kv_cache)
+        self.max_request_len = self._lengths.max_request_len
 
         self._ranks_by_priority = limits.policy == "priority"
         self._watermark_blocks = int(limits.watermark * kv_cache.num_free_blocks)
@@ -81,6 +83,8 @@ class Scheduler:
         self._awaiting_return: list[Request] = []
         self._ended_early: list[Request] = []
         self._num_preemptions = 0
+        self._num_beam_forks = 0
+        self._block_copies: list[tuple[int, int]] = []
         self._num_prompt_tokens = 0
         self._num_generation_tokens = 0
         self._drafts = DraftCounts()
@@ -103,7 +107,7 @@ class Scheduler:
         longest = self.max_request_len if request.sampling.pooling is None else NEVER
         request.max_total_tokens = min(request.num_prompt_tokens + max_tokens, longest)
         replay_ended = check_stop(request) if request.num_output_tokens else None
-        why_never = self._why_it_can_never_run(request)
+        why_never = self._lengths.why_it_can_never_run(request)
         if replay_ended is not None:
             self._end_early(request, replay_ended)
         elif why_never is not None:
@@ -111,6 +115,8 @@ class Scheduler:
         else:
             if request.num_output_tokens:
                 request.status = PREEMPTED
+            if request.sampling.params.beam_search is not None:
+                request.beam = BeamGroup(request, request.sampling.params.beam_search).beams[0]
             self.waiting.add(request)
 
     def abort_requests(self, request_ids: Iterable[str]) -> list[Request]:
@@ -120,7 +126,8 @@ class Scheduler:
         """
         known = [self.requests[request_id] for request_id in dict.fromkeys(request_ids) if request_id in self.requests]
         for request in known:
-            self._finish(request, RequestStatus.FINISHED_ABORTED)
+            if not request.is_finished:  # with another beam of its group
+                self._finish(request, RequestStatus.FINISHED_ABORTED)
         if known:
             self.waiting.discard_finished()
             self._drop_finished_from_running()
@@ -155,6 +162,7 @@ class Scheduler:
             num_steps=self._last_step_id,
             num_prompt_tokens=self._num_prompt_tokens,
             num_generation_tokens=self._num_generation_tokens,
+            num_beam_forks=self._num_beam_forks,
             **self._drafts.totals(),
         )
 
@@ -172,6 +180,8 @@ class Scheduler:
         self._schedule_running(step)
         if not step.preempted:
             self._schedule_waiting(step)
+        if self.waiting and not (step.granted or self._awaiting_return) and only_idle_beams(self.running):
+            self._preempt_last(step)  # The beams that they wait for need the room.
         return self._end_step(step)
 
     def plan_tokens(self, request: Request, num_computed_tokens: int, step: StepBuilder) -> int:
@@ -197,6 +207,7 @@ class Scheduler:
         for request in step.admitted:
             self._join_running(request)
         finished_ids, self._finished_ids = self._finished_ids, []
+        step.block_copies, self._block_copies = self._block_copies, []
         self._loads[step.step_id] = step.load
         return step.build(finished_ids, self._limit_drafts(step))
 
@@ -209,20 +220,23 @@ class Scheduler:
             num_tokens = self.plan_tokens(request, request.num_computed_tokens, step)
             if num_tokens <= 0:
                 continue  # All that it has is computed or in flight.
-            if kv_cache.has_slots(request, num_tokens + num_lookahead):
+            if kv_cache.has_slots(request, num_tokens + num_lookahead) and not request.is_rewritten:
                 step.add_running(request, num_tokens, kv_cache.no_block_ids)
                 continue
             while (blocks := kv_cache.allocate_slots(request, num_tokens, num_lookahead_tokens=num_lookahead)) is None:
                 if not self._take_room_from_behind(request, step):
                     return
-            step.add_running(request, num_tokens, kv_cache.new_block_ids(blocks))
+            if request.is_rewritten:
+                step.add_rewritten(request, num_tokens, kv_cache.block_ids(request.request_id))
+            else:
+                step.add_running(request, num_tokens, kv_cache.new_block_ids(blocks))
 
     def _take_room_from_behind(self, request: Request, step: StepBuilder) -> bool:
         """Preempt the last running request for this one; False: this one and those behind it cannot run now."""
         if self._must_await_return(self.running[-1]):
             return False
         if self._is_alone(request, step):
-            self._end_with_error(request, self._outgrown(request))
+            self._end_with_error(request, self._lengths.outgrown(request))
             self._drop_finished_from_running()
             return False
         return self._preempt_last(step) is not request
@@ -255,7 +269,7 @@ class Scheduler:
                 continue
             if not self._is_alone(request, step):
                 return False
-            self._end_with_error(request, self._outgrown(request))
+            self._end_with_error(request, self._lengths.outgrown(request))
             return True
         self._start(request, num_hit_tokens)
         step.add_admitted(request, num_tokens, self.kv_cache.block_ids(request.request_id))
@@ -286,7 +300,7 @@ class Scheduler:
 
     def _join_running(self, request: Request) -> None:
         if self._ranks_by_priority:
-            bisect.insort(self.running, request, key=_claim)
+            bisect.insort(self.running, request, key=claim)
         else:
             self.running.append(request)
 
@@ -294,6 +308,8 @@ class Scheduler:
 
     def _preempt_last(self, step: StepBuilder) -> Request:
         """Send the last running request back to the queue, to be computed again; return it."""
+        if self.running[-1].is_with_workers:
+            step.dropped_ids.append(self.running[-1].request_id)
         request = self._send_last_back()
         request.num_preemptions += 1
         step.preempted.append(request)
@@ -304,6 +320,7 @@ class Scheduler:
         request = self.running.pop()
         self.kv_cache.free(request)
         request.status = PREEMPTED
+        request.is_with_workers = False
         request.num_computed_tokens = 0
         request.num_output_placeholders = 0
         request.draft_token_ids = []
@@ -360,11 +377,7 @@ class Scheduler:
         Requests that ended while the step ran are passed over. A request in ``result.failed`` ends with
         FINISHED_ERROR, alone.
         """
-        self._note_return(step, result)
-        load = self._loads.pop(step.step_id)
-        if seconds is not None:
-            self.step_times.observe(load, seconds - result.draft_seconds)
-            self._limit_drafts.observe(load, result.draft_seconds)
+        self._note_return(step, result, seconds)
         for request_id, reason in result.failed.items():
             self._fail(request_id, reason)
         outputs = self._report_ended_early()
@@ -380,6 +393,9 @@ class Scheduler:
                 self._take_prompt_logprobs(request, result)
             if not token_ids:
                 continue  # Its prompt is not through yet.
+            if request.beam is not None:
+                self._take_candidates(request.beam, rows, outputs)
+                continue
             output = self._take_tokens(request, token_ids, len(drafts.get(request_id, ())) if drafts else 0, rows)
             if request.client_index not in outputs:
                 outputs[request.client_index] = []
@@ -408,12 +424,17 @@ class Scheduler:
             self._send_last_back()
         self._awaiting_return = []
         self._finished_ids = []
+        self._block_copies = []
         self._loads.clear()
         self._last_returned_step_id = self._last_step_id
 
-    def _note_return(self, step: SchedulerOutput, result: ModelRunnerOutput) -> None:
+    def _note_return(self, step: SchedulerOutput, result: ModelRunnerOutput, seconds: float | None) -> None:
         assert step.step_id == result.step_id == self._last_returned_step_id + 1, "steps return in order"
         self._last_returned_step_id = step.step_id
+        load = self._loads.pop(step.step_id)
+        if seconds is not None:
+            self.step_times.observe(load, seconds - result.draft_seconds)
+            self._limit_drafts.observe(load, result.draft_seconds)
         if not self._awaiting_return:
             return
         still_out = []
@@ -470,7 +491,7 @@ class Scheduler:
             if request is None:
                 continue
             self._finish(request, RequestStatus.FINISHED_STOPPED)
-            outputs.setdefault(request.client_index, []).append(_tokenless_end(request, numbers))
+            outputs.setdefault(request.client_index, []).append(tokenless_end(request, pooled=numbers))
 
     def _take_prompt_logprobs(self, request: Request, result: ModelRunnerOutput) -> None:
         """Collect a chunk's rows; they are sent with the first token, so a preempted request's are not needed twice."""
@@ -482,19 +503,69 @@ class Scheduler:
         if request.num_computed_tokens < request.num_tokens:
             request.draft_token_ids = result.draft_token_ids.get(request.request_id, [])
 
+    # ---- beams ----------------------------------------------------------------------------------------------------
+
+    def _take_candidates(
+        self, beam: Beam, rows: list[LogprobsRow] | None, outputs: dict[int, list[EngineCoreOutput]]
+    ) -> None:
+        """Note what may follow a beam; when all beams of its group are there, the best go on, or the search ends."""
+        group, request = beam.group, beam.request
+        assert rows, "a beam brings its candidates"
+        beam.candidates = rows[0]
+        self._num_generation_tokens += 1
+        if not group.is_ready:
+            return
+        branches = group.choose()
+        if not branches:
+            outputs.setdefault(request.client_index, []).extend(group.outputs())
+        for each in group.without_branch(branches):
+            self.kv_cache.free(each.request)
+        for each in group.go_on_with(branches, self._fork):
+            self._let_go(each.request, RequestStatus.FINISHED_STOPPED)
+        self._drop_finished_from_running()
+        self.waiting.discard_finished()
+
+    def _fork(self, parent: Request, request: Request) -> None:
+        """Make a request that holds nothing a copy of its parent, blocks included where there is room for it."""
+        self._num_beam_forks += 1
+        self.requests[request.request_id] = request
+        request.take_over(parent)
+        if request.status is PREEMPTED:
+            return  # It waits, and is computed anew.
+        has_seat = request.status is RUNNING or len(self.running) < self.limits.max_num_seqs
+        may_run = has_seat and parent.status is RUNNING and not is_held(request, self.gates)
+        if may_run and (copies := self.kv_cache.fork(parent, request)) is not None:
+            self._block_copies += copies
+            request.num_computed_tokens = parent.num_computed_tokens
+            if request.status is not RUNNING:
+                request.status = RUNNING
+                self._join_running(request)
+            return
+        if request.status is RUNNING:
+            self.running.remove(request)
+        if request.is_with_workers:
+            self._finished_ids.append(request.request_id)
+        request.status, request.is_with_workers = PREEMPTED, False
+        self.waiting.add_preempted(request)
+
     # ---- a request ends -------------------------------------------------------------------------------------------
 
     def _finish(self, request: Request, status: RequestStatus) -> None:
         """End a request; its blocks are free now or when the last step that holds it returns.
 
-        The caller takes it out of the list or queue that it is in.
+        All beams of its group end with it. The caller takes it out of the list or queue that it is in.
         """
-        workers_know_it = request.status is RUNNING
+        for each in [request] if request.beam is None else [beam.request for beam in request.beam.group.beams]:
+            self._let_go(each, status)
+
+    def _let_go(self, request: Request, status: RequestStatus) -> None:
+        holds_blocks = request.status is RUNNING
         request.status = status
         del self.requests[request.request_id]
-        if not workers_know_it:
+        if not holds_blocks:
             return
-        self._finished_ids.append(request.request_id)
+        if request.is_with_workers:
+            self._finished_ids.append(request.request_id)
         if self._is_in_flight(request):
             self._awaiting_return.append(request)
         else:
@@ -520,68 +591,10 @@ class Scheduler:
     def _report_ended_early(self) -> dict[int, list[EngineCoreOutput]]:
         outputs: dict[int, list[EngineCoreOutput]] = {}
         for request in self._ended_early:
-            outputs.setdefault(request.client_index, []).append(_tokenless_end(request))
+            ends = [tokenless_end(request, choice_id) for choice_id in request.choice_ids]
+            outputs.setdefault(request.client_index, []).extend(ends)
         self._ended_early.clear()
         return outputs
 
     def _drop_finished_from_running(self) -> None:
         self.running = [request for request in self.running if request.status is RUNNING]
-
-    # ---- what can never run ---------------------------------------------------------------------------------------
-
-    def _longest_request(self) -> int:
-        max_model_len, num_lookahead = self.limits.max_model_len, self.limits.num_lookahead_tokens
-        if self.kv_cache.can_ever_fit(max_model_len + num_lookahead):
-            return max_model_len
-        return min(max_model_len, self.kv_cache.max_tokens_that_fit - num_lookahead)
-
-    def _why_it_can_never_run(self, request: Request) -> str | None:
-        num_tokens = request.num_tokens
-        if num_tokens == 0:
-            return "the prompt is empty: give at least one token."
-        room = 0 if request.sampling.pooling is not None else 1
-        if num_tokens + room > self.limits.max_model_len:
-            return (
-                f"the prompt has {num_tokens} tokens and the context length is {self.limits.max_model_len}: at most "
-                f"{self.limits.max_model_len - 1} leave room for an answer. Shorten it or raise --max-model-len."
-            )
-        if num_tokens + room > self.max_request_len:
-            return (
-                f"the prompt has {num_tokens} tokens and with one token of output needs room for {num_tokens + 1}, but "
-                f"the whole KV cache holds {self.max_request_len} tokens. Shorten it or enlarge the cache "
-                f"(--kv-cache-memory-bytes)."
-            )
-        max_tokens_per_step = self.limits.max_num_batched_tokens
-        if not self.limits.enable_chunked_prefill and request.num_prompt_tokens > max_tokens_per_step:
-            return (
-                f"the prompt has {request.num_prompt_tokens} tokens and a step takes {max_tokens_per_step}, with "
-                f"chunked prefill off. Shorten it, raise --max-num-batched-tokens, or allow chunked prefill."
-            )
-        return None
-
-    def _outgrown(self, request: Request) -> str:
-        return (
-            f"the request has {request.num_tokens} tokens and outgrew the whole KV cache, which holds "
-            f"{self.kv_cache.max_tokens_that_fit} tokens. Ask for fewer tokens or enlarge the cache "
-            f"(--kv-cache-memory-bytes)."
-        )
-
-
-def _tokenless_end(request: Request, pooled: bytes | None = None) -> EngineCoreOutput:
-    """The last output of a request that ends without a new token."""
-    return EngineCoreOutput(
-        request_id=request.request_id,
-        new_token_ids=[],
-        finish_reason=request.finish_reason,
-        stop_reason=request.stop_reason,
-        num_cached_tokens=max(request.num_cached_tokens, 0),
-        num_preemptions=request.num_preemptions,
-        first_scheduled_time=request.first_scheduled_time,
-        error=request.error,
-        pooled=pooled,
-    )
-
-
-def _claim(request: Request) -> tuple[int, float, str]:
-    """Under priority, running requests are served in this order and preempted in the reverse one."""
-    return request.priority, request.arrival_time, request.request_id

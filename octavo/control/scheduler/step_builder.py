@@ -29,7 +29,8 @@ class StepLoad:
 class StepBuilder:
     """Hands out the tokens of one step and notes down what the workers must be told.
 
-    ``granted`` requests have tokens in the step; ``admitted`` ones join the running ones when the step is done.
+    ``granted`` requests have tokens in the step; ``admitted`` ones join the running ones when the step is done. Workers
+    are to forget ``dropped_ids``.
     ``num_held_back`` requests at the end of the running ones get nothing, because they are to make room as soon as the
     steps that hold them return. ``num_eligible`` counts the requests that could be given tokens. ``load`` is what was
     given so far, its decodes counted at the end; ``prefill_seconds`` what its prompt tokens may take (None: nobody
@@ -46,6 +47,8 @@ class StepBuilder:
         self.admitted: list[Request] = []
         self.preempted: list[Request] = []
         self.granted: list[Request] = []
+        self.dropped_ids: list[str] = []
+        self.block_copies: list[tuple[int, int]] = []
         self._new: list[NewRequestData] = []
         self._cached: list[CachedRequestData] = []
         self._num_scheduled: dict[str, int] = {}
@@ -64,6 +67,17 @@ class StepBuilder:
 
     def add_admitted(self, request: Request, num_tokens: int, block_ids: tuple[list[int], ...]) -> None:
         """Give tokens to a request that the workers do not know, or no longer."""
+        self.admitted.append(request)
+        self._tell_all(request, num_tokens, block_ids)
+
+    def add_rewritten(self, request: Request, num_tokens: int, block_ids: tuple[list[int], ...]) -> None:
+        """Give tokens to a running request that is not what the workers know of it, if they know anything."""
+        if request.is_with_workers:
+            self.dropped_ids.append(request.request_id)
+        self._tell_all(request, num_tokens, block_ids)
+
+    def _tell_all(self, request: Request, num_tokens: int, block_ids: tuple[list[int], ...]) -> None:
+        request.is_with_workers, request.is_rewritten = True, False
         self._new.append(
             NewRequestData(
                 request_id=request.request_id,
@@ -72,9 +86,9 @@ class StepBuilder:
                 sampling=request.sampling,
                 block_ids=block_ids,
                 num_computed_tokens=request.num_computed_tokens,
+                adapter=request.adapter,
             )
         )
-        self.admitted.append(request)
         self._grant(request, num_tokens)
 
     def build(self, finished_request_ids: list[str], num_drafts: dict[str, int] | None = None) -> SchedulerOutput:
@@ -88,8 +102,9 @@ class StepBuilder:
             num_scheduled_tokens=self._num_scheduled,
             total_num_scheduled_tokens=num_tokens,
             finished_request_ids=finished_request_ids,
-            preempted_request_ids=[request.request_id for request in self.preempted],
+            preempted_request_ids=self.dropped_ids,
             draft_token_ids=self._drafts,
+            block_copies=self.block_copies,
             num_drafts=num_drafts or {},
         )
 
@@ -105,6 +120,8 @@ class StepBuilder:
         num_drafts = num_computed - request.num_tokens - request.num_output_placeholders
         if num_drafts < 0:
             return  # Still short of its newest token: this step samples nothing for it.
+        if request.beam is not None:
+            return  # What follows is chosen when all beams are there.
         request.num_output_placeholders += 1 + num_drafts
         if num_drafts:
             self._drafts[request.request_id] = request.draft_token_ids[:num_drafts]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from octavo.control.request import Request, RequestStatus
+from octavo.words.messages import EngineCoreOutput
 
 
 def check_stop(request: Request, is_complete: bool = False) -> RequestStatus | None:
@@ -32,3 +33,18 @@ def _repetition(request: Request) -> RequestStatus | None:
         return None
     request.stop_reason = "repetition"
     return RequestStatus.FINISHED_REPETITION
+
+
+def tokenless_end(request: Request, choice_id: str | None = None, pooled: bytes | None = None) -> EngineCoreOutput:
+    """The last output of a request, or of one of its answers, that ends without a new token."""
+    return EngineCoreOutput(
+        request_id=choice_id or request.request_id,
+        new_token_ids=[],
+        finish_reason=request.finish_reason,
+        stop_reason=request.stop_reason,
+        num_cached_tokens=max(request.num_cached_tokens, 0),
+        num_preemptions=request.num_preemptions,
+        first_scheduled_time=request.first_scheduled_time,
+        error=request.error,
+        pooled=pooled,
+    )

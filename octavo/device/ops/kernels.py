@@ -28,6 +28,7 @@ class Kernels:
     linear: Op
     linear_activation: Op
     lm_head: Op
+    lora: Op
     paged_attention: Op
     qkv_rope_write: Op
     rms_norm: Op

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from octavo.device.sample.candidates import best_ids
 from octavo.device.sample.chooser import ROW_CHOICE, Chooser, RowChoices, TorchChooser
 from octavo.device.sample.custom_processors import CustomProcessor
 from octavo.device.sample.grammar_mask import GrammarMask
@@ -30,6 +31,7 @@ from octavo.device.sample.penalties import Penalties
 from octavo.device.sample.random_numbers import Purpose
 from octavo.device.sample.thinking_budget import ThinkingBudget
 from octavo.device.sample.verification import ExactMatch, Verification
+from octavo.words.beam_search import num_candidates
 from octavo.words.errors import RequestError
 from octavo.words.messages import LogprobsRow, NewRequestData
 
@@ -80,6 +82,7 @@ class Sampler:
         self._chooser = chooser or TorchChooser()
         self._processed_logprobs = processed_logprobs
         self._num_logprobs: dict[int, int] = {}
+        self._num_candidates: dict[int, int] = {}
         self._refused: dict[int, str] = {}
         self._choices = np.zeros(max_num_slots, dtype=ROW_CHOICE)
 
@@ -90,7 +93,10 @@ class Sampler:
         mine["seed"], mine["choice_index"], mine["purpose"] = sampling.seed, sampling.choice_index, Purpose.TOKEN
         mine["temperature"] = 0.0 if params.is_greedy else params.temperature
         mine["top_k"], mine["top_p"], mine["min_p"] = params.top_k, params.top_p, params.min_p
-        if params.logprobs is not None:
+        if params.beam_search is not None:
+            num_end_ids = len({*sampling.eos_token_ids, *(params.stop_token_ids or ())})
+            self._num_candidates[slot] = num_candidates(params.beam_search.width, num_end_ids)
+        elif params.logprobs is not None:
             self._num_logprobs[slot] = params.logprobs
         for processor in self._processors:
             try:
@@ -101,6 +107,7 @@ class Sampler:
     def remove(self, slot: int) -> None:
         """Forget the slot's request."""
         self._num_logprobs.pop(slot, None)
+        self._num_candidates.pop(slot, None)
         self._refused.pop(slot, None)
         for processor in self._processors:
             processor.remove(slot)
@@ -115,18 +122,21 @@ class Sampler:
             [row for row, slot in enumerate(batch.slots) if slot in self._num_logprobs] if self._num_logprobs else []
         )
         raw = logits[asking] if asking and not self._processed_logprobs else None
+        raw_totals = self._log_totals(logits, batch)
         changed = [processor.apply(logits, batch) for processor in self._processors]
         if any(changed):
             problem = "the logits after the request's own constraints"
             failed = self._chooser.unusable_rows(logits, problem) | failed
         if self._refused:
             failed |= {row: self._refused[slot] for row, slot in enumerate(batch.slots) if slot in self._refused}
+        candidates = self._candidates(logits, batch, raw_totals)
         # In processed mode, the logits then hold what the tokens were chosen from.
         choices = self._row_choices(batch)
         keep = self._processed_logprobs or self._verification.needs_logits
         token_ids = self._chooser.choose(logits, choices, keep_logits=keep)
         self._verification.settle(token_ids, logits, choices, batch)
         rows = self._logprobs(logits[asking] if raw is None else raw, token_ids, asking, batch) if asking else {}
+        rows |= candidates
         return SamplerOutput(token_ids.tolist(), [rows.get(row) for row in range(len(batch.slots))], failed)
 
     def guess(
@@ -145,6 +155,30 @@ class Sampler:
         choices = self._row_choices(batch)
         choices["purpose"] = purpose
         return self._chooser.choose(logits, choices, keep_logits=keep_logits).numpy()
+
+    def _beams(self, batch: SamplingBatch) -> list[int]:
+        if not self._num_candidates:
+            return []
+        return [row for row, slot in enumerate(batch.slots) if slot in self._num_candidates]
+
+    def _log_totals(self, logits: Tensor, batch: SamplingBatch) -> Tensor | None:
+        """What log-probabilities of beams are relative to: the logits before anything is left out."""
+        beams = self._beams(batch)
+        return logits[beams].logsumexp(dim=-1) if beams else None
+
+    def _candidates(self, logits: Tensor, batch: SamplingBatch, raw_totals: Tensor | None) -> dict[int, LogprobsRow]:
+        """What may follow each beam: the best of what is allowed, by the model's own log-probabilities."""
+        if raw_totals is None:
+            return {}
+        beams = self._beams(batch)
+        most, chosen_from = [self._num_candidates[batch.slots[row]] for row in beams], logits[beams]
+        rows = self._chooser.logprob_rows(chosen_from, best_ids(chosen_from), most)
+        left_out = (chosen_from.logsumexp(dim=-1) - raw_totals).tolist()
+        shifted = [
+            LogprobsRow(row.token_ids, [logprob + shift for logprob in row.logprobs], row.rank)
+            for row, shift in zip(rows, left_out, strict=True)
+        ]
+        return dict(zip(beams, shifted, strict=True))
 
     def counters(self) -> dict[str, int]:
         """How often since start rows were forced to end their thoughts, and each processor of the user changed any."""

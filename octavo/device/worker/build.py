@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from octavo.checkpoint.adapter import projection_shapes
 from octavo.checkpoint.drafter import DrafterFiles
 from octavo.checkpoint.resolve import Checkpoint
 from octavo.config.engine_config import EngineConfig
@@ -18,11 +20,18 @@ from octavo.device.layers.quantization.method import QuantMethod
 from octavo.device.layers.quantization.native_dense import NativeDense
 from octavo.device.layers.quantization.native_quantized import NativeQuantized
 from octavo.device.layers.quantization.unquantized import UNQUANTIZED
+from octavo.device.lora.adapters import Adapters, NoAdapters
+from octavo.device.lora.attach import attach
+from octavo.device.lora.load import AdapterLoader
+from octavo.device.lora.slots import NO_ADAPTER, SlotAdapters
+from octavo.device.lora.store import AdapterStore
 from octavo.device.models.build import build_model
 from octavo.device.models.eagle import EagleHead
 from octavo.device.models.medusa import MedusaHeads
 from octavo.device.models.options import ModelOptions
 from octavo.device.ops.kernels import Kernels, load_kernels, with_reference
+from octavo.device.ops.lora import AdapterSlots, DenseSlots
+from octavo.device.ops.native.lora import PackedSlots
 from octavo.device.sample.chooser import TorchChooser
 from octavo.device.sample.custom_processors import load_custom_processors
 from octavo.device.sample.native_chooser import NativeChooser
@@ -132,7 +141,7 @@ def build_following_steps(
         network,
         vocab_size=drafter.network.vocab_size,
         max_num_requests=plan.max_num_seqs,
-        max_num_tokens=max(plan.max_num_batched_tokens, PROFILED_TOKENS),
+        max_num_tokens=_max_num_tokens(plan),
     )
     if plan.speculative_method == "eagle":
         return EagleSteps(cache, network, model.compute_logits)
@@ -145,6 +154,7 @@ def build_model_runner(
     facts: ModelFacts,
     model: nn.Module,
     kernels: Kernels,
+    adapters: Adapters,
     network: nn.Module | None = None,
     steps: FollowingSteps | None = None,
 ) -> ModelRunner:
@@ -158,7 +168,8 @@ def build_model_runner(
         model,
         graphs,
         max_num_requests=plan.max_num_seqs,
-        max_num_tokens=max(plan.max_num_batched_tokens, PROFILED_TOKENS),
+        max_num_tokens=_max_num_tokens(plan),
+        adapters=adapters,
     )
     if plan.runner == "pooling":
         pooler = PoolingHead(model, facts.pooling, num_labels=facts.num_labels)
@@ -179,6 +190,28 @@ def build_model_runner(
     drafter = _drafter(config, plan, network, steps, guessing)
     head = SamplingHead(graphs, sampler, prompt_logprobs, facts.vocab_size, drafter)
     return run_with(head, (sampler, prompt_logprobs, drafter, proposals), drafter_steps=steps)
+
+
+def build_adapters(config: EngineConfig, plan: Plan, facts: ModelFacts, model: nn.Module, kernels: Kernels) -> Adapters:
+    """What keeps LoRA adapters, with slots for them on the layers of a loaded model."""
+    if not plan.max_loras:
+        return NoAdapters()
+    dtype, native, num_slots = getattr(torch, plan.dtype), kernels.native, plan.max_loras
+
+    def make_slots(in_features: int, part_sizes: Sequence[int]) -> AdapterSlots:
+        if native is None:
+            return DenseSlots(num_slots, in_features, part_sizes, dtype)
+        return PackedSlots(native, num_slots, in_features, part_sizes, dtype)
+
+    row_slots = torch.full((_max_num_tokens(plan),), NO_ADAPTER, dtype=torch.int32)
+    layers = attach(model, row_slots, make_slots)
+    loader = AdapterLoader(layers, projection_shapes(facts), config.lora.max_lora_rank)
+    store = AdapterStore(loader, plan.max_cpu_loras)
+    return SlotAdapters(layers, store, row_slots, num_slots=num_slots, max_num_requests=plan.max_num_seqs)
+
+
+def _max_num_tokens(plan: Plan) -> int:
+    return max(plan.max_num_batched_tokens, PROFILED_TOKENS)
 
 
 def _drafter(

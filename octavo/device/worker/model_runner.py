@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from octavo.device.layers.attention import attention_layers, bind_kv_cache
+from octavo.device.lora.adapters import Adapters, NoAdapters
 from octavo.device.worker.block_table import BlockTable, BlockTables
 from octavo.device.worker.draft_steps import FollowingSteps
 from octavo.device.worker.dummy import dummy_end
@@ -50,6 +52,7 @@ class ModelRunner:
         graphs: StepGraphs,
         head: Head,
         holders: Sequence[SlotHolder],
+        adapters: Adapters | None = None,
         *,
         drafter_steps: FollowingSteps | None = None,
         max_num_requests: int,
@@ -58,8 +61,9 @@ class ModelRunner:
         self._drafter_steps = drafter_steps
         self._model = model
         self.graphs = graphs
+        self.adapters = adapters or NoAdapters()
+        self._holders = (*holders, self.adapters)
         self.head = head
-        self._holders = tuple(holders)
         self._max_num_requests = max_num_requests
         self._max_num_tokens = max_num_tokens
         self.spans: Spans = NO_SPANS
@@ -139,6 +143,7 @@ class ModelRunner:
             return Step(output.step_id)
         with self.spans.span("prepare"):
             batch = self._inputs.prepare(output, self._table)
+            self.adapters.begin_step(batch.slots, np.diff(batch.query_start_loc))
         with self.spans.span("forward"):
             hidden = self.graphs.forward(batch)
         if self.spans.detailed:
@@ -151,6 +156,7 @@ class ModelRunner:
         if step.batch is None or step.hidden is None:
             return ModelRunnerOutput(step_id=step.step_id, request_ids=[], sampled_token_ids=[])
         output = self.head.finish(step.hidden, step.batch, self._table, grammar_masks)
+        output.failed |= self.adapters.take_failed()
         if self.spans.detailed and len(step.batch.sampled):
             self.spans.extend(self.graphs.logits_spans())
         return output

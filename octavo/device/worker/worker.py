@@ -17,6 +17,7 @@ from octavo.device.loader.load import LoadReport, load_weights
 from octavo.device.ops.kernels import Kernels
 from octavo.device.platform.detect import detect_caps
 from octavo.device.worker.build import (
+    build_adapters,
     build_empty_drafter,
     build_empty_model,
     build_extension,
@@ -35,6 +36,7 @@ from octavo.util.spans import NO_SPANS, Span, SpanRecorder
 from octavo.words.errors import InsufficientMemoryError, UnsupportedError
 from octavo.words.graph_report import GraphReport
 from octavo.words.kv_cache_spec import AnyKVCacheSpec, KVCacheConfig
+from octavo.words.lora import Adapter
 from octavo.words.messages import GrammarMasks, ModelRunnerOutput, SchedulerOutput
 from octavo.words.model_facts import ModelFacts
 
@@ -79,8 +81,9 @@ class Worker:
             report = self._load_weights(self.model, self._checkpoint)
             if self._drafter is not None:
                 self._load_drafter(self._drafter, kernels)
+        adapters = build_adapters(self._config, self._plan, self._facts, self.model, kernels)
         self.model_runner = build_model_runner(
-            self._config, self._plan, self._facts, self.model, kernels, self._network, self._drafter_steps
+            self._config, self._plan, self._facts, self.model, kernels, adapters, self._network, self._drafter_steps
         )
         return report
 
@@ -206,6 +209,14 @@ class Worker:
         """Seconds that native kernels took so far, in all; None where there are none."""
         native = next(module.kernels.native for module in self.model.modules() if hasattr(module, "kernels"))
         return None if native is None else native.pool.seconds_in_run
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        """Have a LoRA adapter in memory before a request needs it. Safe in any thread. Raises CheckpointError."""
+        self.model_runner.adapters.load(adapter)
+
+    def adapter_counters(self) -> dict[str, int]:
+        """Rows computed with LoRA adapters, and how often one was read, put into a slot and dropped; empty without."""
+        return self.model_runner.adapters.counters()
 
     def forget_requests(self) -> None:
         """Drop every request: a step failed half-way. What the KV cache holds stays."""

@@ -11,10 +11,11 @@ from starlette.responses import Response
 
 from octavo.frontend.async_llm import AsyncLLM
 from octavo.frontend.input_processor import PreparedRequest
+from octavo.server.answer_parts import Part, PartsOfAnswer
 from octavo.server.api_error import ApiError
 from octavo.server.context import ServerContext, request_id_of
 from octavo.server.conversation import conversation_ids
-from octavo.server.dialect import AnswerPlan, AnswerReader, Part, PartsOfAnswer
+from octavo.server.dialect import AnswerPlan, AnswerReader
 from octavo.server.openai.generation import (
     FINGERPRINT,
     LOWEST_LOGPROB,
@@ -219,6 +220,7 @@ class ChatCompletions:
             answer_id,
             priority=body.priority,
             reasoning_end_ids=plan.reasoning_end_ids,
+            lora_request=context.adapter_of(model),
             reasoning_style=context.dialect.style,
         )
         answer = _Answer(body, prepared, plan, llm, model, context)

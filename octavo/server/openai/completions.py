@@ -44,7 +44,6 @@ class CompletionRequest(GenerationRequest, kw_only=True):
     echo: bool | None = None
     logprobs: int | None = None
     suffix: str | None = None
-    best_of: int | None = None
 
 
 class CompletionLogprobs(msgspec.Struct, kw_only=True):
@@ -126,7 +125,8 @@ class _Answer:
         self._check_options()
         params = self._params()
         prompts = list_prompts(body.prompt)
-        if len(prompts) * params.n > self._context.config.max_choices:
+        width = params.n if params.beam_search is None else params.beam_search.width
+        if len(prompts) * width > self._context.config.max_choices:
             name = "n" if params.n > 1 else "prompt"
             most = self._context.config.max_choices
             raise ApiError(400, f"a request may ask for {most} answers at most (prompts x n).", param=name)
@@ -135,7 +135,12 @@ class _Answer:
             tokens = await self._tokens(prompt)
             prepared.append(
                 await self._llm.prepare(
-                    tokens, params, self._id, priority=body.priority, reasoning_style=self._context.dialect.style
+                    tokens,
+                    params,
+                    self._id,
+                    priority=body.priority,
+                    reasoning_style=self._context.dialect.style,
+                    lora_request=self._context.adapter_of(self._model),
                 )
             )
             if len(prompts) > 1:
@@ -146,8 +151,6 @@ class _Answer:
         body = self._body
         if body.suffix:
             raise ApiError(400, "suffix is not possible with this model.", param="suffix")
-        if body.best_of is not None and body.best_of != self._n:
-            raise ApiError(400, "best_of is not possible; use n.", param="best_of")
         if body.stream and self._echoes and body.logprobs is not None and self._n > 1:
             raise ApiError(400, "a stream with echo and logprobs can have one choice per prompt.", param="n")
 

@@ -11,6 +11,7 @@ from octavo import __version__
 from octavo.server.api_error import ApiError
 from octavo.server.openai.response_format import as_shape, as_words
 from octavo.tokenizer.tokenizer import Tokenizer
+from octavo.words.beam_search import BeamSearch
 from octavo.words.outputs import Logprob, RequestMetrics, RequestOutput
 from octavo.words.repetition_detection import RepetitionDetectionParams
 from octavo.words.sampling_params import RequestOutputKind, SamplingParams
@@ -77,6 +78,11 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     thinking_token_budget: int | None = None
     repetition_detection: Any = None
     vllm_xargs: dict[str, Any] | None = None
+    use_beam_search: bool | None = None
+    beam_width: int | None = None
+    best_of: int | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | str | None = None
 
     def usage_in_stream(self, *, is_forced: bool) -> tuple[bool, bool]:
         """Whether a stream has token counts at its end, and whether in each of its chunks."""
@@ -107,8 +113,31 @@ def sampling_params(body: GenerationRequest, defaults: SamplingParams, **own: An
         )
     if body.vllm_xargs is not None:
         given["extra_args"] = body.vllm_xargs
+    given |= beam_wishes(body)
     kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
     return defaults.clone(**{**given, "output_kind": kind, **own})
+
+
+def beam_wishes(body: GenerationRequest) -> dict[str, Any]:
+    """What a request says of beam search, as SamplingParams; the width is beam_width, or best_of, or n."""
+    width = body.beam_width or body.best_of or body.n
+    if not body.use_beam_search:
+        for name in ("beam_width", "length_penalty", "early_stopping"):
+            if getattr(body, name) is not None:
+                raise ApiError(400, f"{name} needs use_beam_search.", param=name)
+        if body.best_of is not None and body.best_of != (body.n or 1):
+            raise ApiError(400, "best_of is not possible without use_beam_search; use n.", param="best_of")
+        return {}
+    if width is None:
+        raise ApiError(400, "use_beam_search needs beam_width.", param="beam_width")
+    if body.temperature not in (None, 0, 1):
+        raise ApiError(400, "beam search does not sample: leave out the temperature.", param="temperature")
+    search = BeamSearch(
+        width=width,
+        length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
+        early_stopping=body.early_stopping or False,
+    )
+    return {"beam_search": search, "temperature": 0.0}
 
 
 def check_lists(body: GenerationRequest) -> None:

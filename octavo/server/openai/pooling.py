@@ -237,13 +237,11 @@ async def _pool_all(
     params: PoolingParams,
     timeout_s: float | None,
 ) -> list[PoolingRequestOutput]:
-    """All at once: they share the engine's steps. The first error ends the others."""
+    """All at once: they join the queue together, and share the engine's steps. The first error ends the others."""
+    prepared = [await llm.prepare_pooling(prompt, params, f"{name}-{i}") for i, prompt in enumerate(prompts)]
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(llm.encode(prompt, params, f"{name}-{index}", timeout_s=timeout_s))
-                for index, prompt in enumerate(prompts)
-            ]
+            tasks = [group.create_task(llm.pool(each, timeout_s=timeout_s)) for each in prepared]
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from None
     return [task.result() for task in tasks]

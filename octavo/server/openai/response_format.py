@@ -27,6 +27,16 @@ def as_words(given: Any, kind: type[T], param: str) -> T:
         raise ApiError(400, f"{param}: {error}", param=param) from error
 
 
+def asked_shape(param: str, form: Any, structured_outputs: Any) -> StructuredOutputParams | None:
+    """The shape that a request asks for, as a ``form`` under ``param`` or in our words; None for none."""
+    shape = None if form is None else shape_of_format(form, param)
+    if structured_outputs is None:
+        return shape
+    if shape is not None:
+        raise ApiError(400, f"give {param} or structured_outputs, not both.", param=param)
+    return as_shape(structured_outputs, "structured_outputs")
+
+
 def shape_of_format(given: Any, param: str) -> StructuredOutputParams | None:
     """The shape that a ``response_format`` (or the ``text.format`` of a response) stands for; None for plain text.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -43,6 +43,7 @@ class ResponseRequest(msgspec.Struct, kw_only=True):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    structured_outputs: Any = None
     request_timeout: float | None = None
 
 
@@ -55,14 +56,42 @@ class OutputText(msgspec.Struct, kw_only=True):
     logprobs: list[Any] = []
 
 
-class OutputMessage(msgspec.Struct, kw_only=True):
-    """An answer."""
+class OutputMessage(msgspec.Struct, kw_only=True, tag_field="type", tag="message"):
+    """Text that the model answers with."""
 
     id: str
-    type: str = "message"
     status: Status
     role: str = "assistant"
     content: list[OutputText]
+
+
+class ReasoningText(msgspec.Struct, kw_only=True):
+    """Text of thoughts."""
+
+    type: str = "reasoning_text"
+    text: str
+
+
+class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning"):
+    """Thoughts."""
+
+    id: str
+    status: Status
+    summary: list[Any] = []
+    content: list[ReasoningText]
+
+
+class FunctionCall(msgspec.Struct, kw_only=True, tag_field="type", tag="function_call"):
+    """A call that the model asks for; ``arguments`` is JSON text."""
+
+    id: str
+    status: Status
+    call_id: str
+    name: str
+    arguments: str
+
+
+OutputItem: TypeAlias = OutputMessage | ReasoningItem | FunctionCall
 
 
 class InputTokensDetails(msgspec.Struct, kw_only=True):
@@ -109,7 +138,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     max_output_tokens: int | None
     max_tool_calls: int | None
     model: str
-    output: list[OutputMessage]
+    output: list[OutputItem]
     parallel_tool_calls: bool
     previous_response_id: str | None
     prompt_cache_key: str | None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Sequence
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -11,29 +12,36 @@ from starlette.responses import Response
 
 from octavo.frontend.async_llm import AsyncLLM
 from octavo.frontend.input_processor import PreparedRequest
+from octavo.server.answer_parts import PartStream
 from octavo.server.api_error import ApiError, as_api_error
 from octavo.server.context import ServerContext
 from octavo.server.conversation import conversation_ids, text_size
+from octavo.server.dialect import AnswerPlan
 from octavo.server.openai.generation import check_stops
-from octavo.server.openai.response_format import shape_of_format
+from octavo.server.openai.response_format import asked_shape
+from octavo.server.openai.response_input import messages_of
+from octavo.server.openai.response_items import ItemEvent, ResponseItems
 from octavo.server.openai.response_store import ResponseStore
 from octavo.server.openai.response_words import (
     DeletedResponse,
     InputTokensDetails,
-    OutputMessage,
-    OutputText,
+    OutputItem,
     OutputTokensDetails,
     ResponseFailure,
     ResponseObject,
     ResponseRequest,
     ResponseUsage,
+    Status,
 )
 from octavo.server.openai.streaming import run_one
+from octavo.server.output_events import Reasoning
 from octavo.server.responses import JSON, EventStream, encode_json, json_response, unless_gone
+from octavo.server.tool_use import ToolUse, openai_tool_use, openai_tools
 from octavo.words.outputs import RequestOutput
 from octavo.words.sampling_params import RequestOutputKind, SamplingParams
 
-TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
+_TOOL_FIELDS = {"description": None, "parameters": None, "strict": False}
+"""What an answer says of a tool whose request did not."""
 _AS_THEY_ARE = ("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "seed", "stop", "ignore_eos")
 
 
@@ -51,16 +59,26 @@ class Responses:
         model = context.check_model(body.model)
         llm = context.llm
         check_unsupported(body)
+        tools = response_tools(body)
+        context.dialect.check(tools)
         messages = self._messages(body)
-        params = response_params(body, llm.default_sampling_params)
         system = [{"role": "system", "content": body.instructions}] if body.instructions else []
-        ids = await conversation_ids(llm, [*system, *messages])
-        prepared = await llm.prepare({"prompt_token_ids": ids}, params, f"resp_{secrets.token_hex(16)}")
-        answer = _Answer(body, prepared, llm, model, params, context.now)
+        ids = await conversation_ids(llm, [*system, *messages], tools=tools.for_template, **template_options(body))
+        plan = context.dialect.plan(ids, tools)
+        params = plan.applied_to(response_params(body, llm.default_sampling_params))
+        prepared = await llm.prepare(
+            {"prompt_token_ids": ids},
+            params,
+            f"resp_{secrets.token_hex(16)}",
+            reasoning_end_ids=plan.reasoning_end_ids,
+            reasoning_style=context.dialect.style,
+            lora_request=context.adapter_of(model),
+        )
+        answer = _Answer(body, prepared, plan, llm, model, params, context.now)
         if not body.stream:
             whole = await unless_gone(request, answer.whole())
-            return Response(self._keep(body, whole, messages), media_type=JSON)
-        frames = self._stream(body, answer, messages)
+            return Response(self._keep(whole, [*messages, answer.message]), media_type=JSON)
+        frames = self._stream(answer, messages)
         return EventStream(frames, keep_alive_s=context.config.sse_keep_alive_interval)
 
     async def retrieve(self, request: Request) -> Response:
@@ -82,9 +100,7 @@ class Responses:
         earlier = [] if body.previous_response_id is None else self._store.get(body.previous_response_id).messages
         return [*earlier, *messages_of(body.input)]
 
-    async def _stream(
-        self, body: ResponseRequest, answer: _Answer, messages: list[dict[str, Any]]
-    ) -> AsyncGenerator[bytes, None]:
+    async def _stream(self, answer: _Answer, messages: list[dict[str, Any]]) -> AsyncGenerator[bytes, None]:
         events = answer.events()
         try:
             async for each in events:
@@ -92,13 +108,11 @@ class Responses:
         finally:
             await events.aclose()
         if answer.final is not None:
-            self._keep(body, answer.final, messages)
+            self._keep(answer.final, [*messages, answer.message])
 
-    def _keep(self, body: ResponseRequest, response: ResponseObject, messages: list[dict[str, Any]]) -> bytes:
+    def _keep(self, response: ResponseObject, conversation: list[dict[str, Any]]) -> bytes:
         data = encode_json(response)
         if response.store:
-            said = {"role": "assistant", "content": "".join(item.content[0].text for item in response.output)}
-            conversation = [*messages, said]
             self._store.put(response.id, data, conversation, text_size(conversation))
         return data
 
@@ -110,6 +124,7 @@ class _Answer:
         self,
         body: ResponseRequest,
         prepared: PreparedRequest,
+        plan: AnswerPlan,
         llm: AsyncLLM,
         model: str,
         params: SamplingParams,
@@ -122,30 +137,33 @@ class _Answer:
         self._params = params
         self._now = now
         self._created = now()
-        self._item_id = f"msg_{secrets.token_hex(16)}"
         self._sequence = 0
-        self._text: list[str] = []
+        self._parts = PartStream(plan.reader())
+        self._items = ResponseItems()
         self._num_tokens = 0
         self._last: RequestOutput | None = None
         self.final: ResponseObject | None = None
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as a message of its conversation."""
+        return self._parts.answer.message
 
     async def whole(self) -> ResponseObject:
         """The answer in one piece."""
         async for output in run_one(self._llm, self._prepared, self._body.request_timeout):
             self._take(output)
-        return self._ended()
+        return await self._ended()
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The answer as typed events, numbered in order."""
         yield self._event("response.created", response=self._response("in_progress"))
         yield self._event("response.in_progress", response=self._response("in_progress"))
-        yield self._event("response.output_item.added", output_index=0, item=self._message("in_progress", []))
-        yield self._part_event("response.content_part.added", part=OutputText(text=""))
         outputs = run_one(self._llm, self._prepared, self._body.request_timeout)
         try:
             async for output in outputs:
-                if delta := self._take(output):
-                    yield self._part_event("response.output_text.delta", delta=delta, logprobs=[])
+                if events := self._take(output):
+                    yield b"".join([self._event(f"response.{kind}", **fields) for kind, fields in events])
         except Exception as error:
             known = as_api_error(error)
             failure = ResponseFailure(code=known.code or known.type, message=known.message)
@@ -153,59 +171,61 @@ class _Answer:
             return
         finally:
             await outputs.aclose()
-        for event in self._closing_events():
-            yield event
+        self.final = await self._ended()
+        yield self._event(f"response.{self.final.status}", response=self.final)
 
-    def _closing_events(self) -> list[bytes]:
-        text = "".join(self._text)
-        self.final = self._ended()
-        return [
-            self._part_event("response.output_text.done", text=text, logprobs=[]),
-            self._part_event("response.content_part.done", part=OutputText(text=text)),
-            self._event("response.output_item.done", output_index=0, item=self.final.output[0]),
-            self._event(f"response.{self.final.status}", response=self.final),
-        ]
-
-    def _take(self, output: RequestOutput) -> str:
+    def _take(self, output: RequestOutput) -> list[ItemEvent]:
         (choice,) = output.outputs
         self._last = output
-        self._text.append(choice.text)
         self._num_tokens += len(choice.token_ids)
-        return choice.text
+        changes = self._parts.take(choice.text, is_last=choice.finish_reason is not None)
+        newest = len(self._parts.answer.parts) - 1
+        return [
+            event
+            for change in changes
+            for event in self._items.events(change, self._status if change.index == newest else "completed")
+        ]
+
+    @property
+    def _status(self) -> Status:
+        """How the answer ends, or has ended."""
+        cut = self._last is not None and self._last.outputs[0].finish_reason == "length"
+        return "incomplete" if cut else "completed"
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         event = {"type": kind, "sequence_number": self._sequence, **fields}
         self._sequence += 1
         return b"event: %s\ndata: %s\n\n" % (kind.encode(), encode_json(event))
 
-    def _part_event(self, kind: str, **fields: Any) -> bytes:
-        return self._event(kind, item_id=self._item_id, output_index=0, content_index=0, **fields)
-
-    def _message(self, status: Any, content: list[OutputText]) -> OutputMessage:
-        return OutputMessage(id=self._item_id, status=status, content=content)
-
-    def _ended(self) -> ResponseObject:
-        cut = self._last is not None and self._last.outputs[0].finish_reason == "length"
-        status = "incomplete" if cut else "completed"
-        response = self._response(status, output=[self._message(status, [OutputText(text="".join(self._text))])])
-        response.completed_at = None if cut else self._now()
-        response.incomplete_details = {"reason": "max_output_tokens"} if cut else None
-        response.usage = self._usage()
+    async def _ended(self) -> ResponseObject:
+        response = self._response(self._status, output=self._items.items)
+        is_cut = response.status == "incomplete"
+        response.completed_at = None if is_cut else self._now()
+        response.incomplete_details = {"reason": "max_output_tokens"} if is_cut else None
+        response.usage = self._usage(await self._num_thought_tokens())
         return response
 
-    def _usage(self) -> ResponseUsage:
+    def _usage(self, num_thought_tokens: int) -> ResponseUsage:
         num_cached = 0 if self._last is None else self._last.num_cached_tokens
         num_prompt = len(self._prepared.choices[0].prompt_token_ids)
         return ResponseUsage(
             input_tokens=num_prompt,
             input_tokens_details=InputTokensDetails(cached_tokens=num_cached),
             output_tokens=self._num_tokens,
-            output_tokens_details=OutputTokensDetails(),
+            output_tokens_details=OutputTokensDetails(reasoning_tokens=num_thought_tokens),
             total_tokens=num_prompt + self._num_tokens,
         )
 
+    async def _num_thought_tokens(self) -> int:
+        """As many as their text has: which tokens wrote it is not told."""
+        thoughts = self._parts.answer.text_of(Reasoning)
+        if not thoughts:
+            return 0
+        encode = partial(self._llm.tokenizer.encode, thoughts, add_special_tokens=False)
+        return min(len(await self._llm.work_on(len(thoughts), encode)), self._num_tokens)
+
     def _response(
-        self, status: Any, *, output: list[OutputMessage] | None = None, error: ResponseFailure | None = None
+        self, status: Status, *, output: Sequence[OutputItem] = (), error: ResponseFailure | None = None
     ) -> ResponseObject:
         body, params = self._body, self._params
         return ResponseObject(
@@ -217,16 +237,17 @@ class _Answer:
             max_output_tokens=body.max_output_tokens,
             max_tool_calls=body.max_tool_calls,
             model=self._model,
-            output=output or [],
+            output=list(output),
             parallel_tool_calls=body.parallel_tool_calls is not False,
             previous_response_id=body.previous_response_id,
             prompt_cache_key=body.prompt_cache_key,
-            reasoning={"effort": None, "summary": None},
+            reasoning={"effort": None, "summary": None, **(body.reasoning or {})},
             safety_identifier=body.safety_identifier,
             store=body.store is not False,
             temperature=params.temperature,
             text=body.text if body.text and "format" in body.text else {"format": {"type": "text"}},
             tool_choice=body.tool_choice or "auto",
+            tools=[{**_TOOL_FIELDS, **tool} for tool in body.tools or ()],
             top_logprobs=0,
             top_p=params.top_p,
             presence_penalty=params.presence_penalty,
@@ -238,11 +259,7 @@ class _Answer:
 
 
 def check_unsupported(body: ResponseRequest) -> None:
-    """Refuse clearly what cannot be done: this is where tools will come in."""
-    if body.tools and body.tool_choice != "none":
-        raise ApiError(400, "tools are not possible yet.", param="tools")
-    if body.tool_choice not in (None, "none", "auto"):
-        raise ApiError(400, "tool_choice can be none or auto, for now.", param="tool_choice")
+    """Refuse clearly what cannot be done."""
     if body.background:
         raise ApiError(400, "a response in the background is not possible.", param="background")
     if body.top_logprobs:
@@ -255,36 +272,19 @@ def response_params(body: ResponseRequest, defaults: SamplingParams) -> Sampling
     if body.max_output_tokens is not None and body.max_output_tokens < 1:
         raise ApiError(400, "max_output_tokens must be at least 1.", param="max_output_tokens")
     given = {name: value for name in _AS_THEY_ARE if (value := getattr(body, name)) is not None}
-    shape = shape_of_format(body.text["format"], "text") if body.text and "format" in body.text else None
+    form = (body.text or {}).get("format")
+    shape = asked_shape("text", form, body.structured_outputs)
     kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
     return defaults.clone(**given, n=1, max_tokens=body.max_output_tokens, structured_outputs=shape, output_kind=kind)
 
 
-def messages_of(given: Any) -> list[dict[str, Any]]:
-    """The items of ``input`` as messages. Raises ApiError for items that cannot be served."""
-    if isinstance(given, str):
-        return [{"role": "user", "content": given}]
-    if not isinstance(given, list) or not given:
-        raise ApiError(400, "input must be text or a non-empty list of items.", param="input")
-    return [message for index, item in enumerate(given) for message in _message_of(item, f"input[{index}]")]
+def response_tools(body: ResponseRequest) -> ToolUse:
+    """What the request says of tools. Raises ApiError."""
+    functions = openai_tools(body.tools, lambda tool: {key: value for key, value in tool.items() if key != "type"})
+    return openai_tool_use(functions, body.tool_choice, body.parallel_tool_calls, lambda choice: choice.get("name"))
 
 
-def _message_of(item: Any, where: str) -> list[dict[str, Any]]:
-    if not isinstance(item, Mapping):
-        raise ApiError(400, f"{where} must be an object.", param="input")
-    kind = item.get("type", "message")
-    if kind == "reasoning":  # thoughts of an earlier answer: templates leave them out
-        return []
-    if kind != "message":
-        raise ApiError(400, f"{where}: an item of type {kind!r:.60} is not possible yet.", param="input")
-    content = item.get("content")
-    if isinstance(content, list):
-        content = [_text_part(part, where) for part in content]
-    return [{"role": item.get("role"), "content": content}]
-
-
-def _text_part(part: Any, where: str) -> dict[str, Any]:
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    if kind not in TEXT_PARTS:
-        raise ApiError(400, f"{where}: content of type {kind!r:.60} is not possible; use input_text.", param="input")
-    return {"type": "text", "text": part.get("text")}
+def template_options(body: ResponseRequest) -> dict[str, Any]:
+    """Variables of the template that a request sets."""
+    effort = (body.reasoning or {}).get("effort")
+    return {} if effort is None else {"reasoning_effort": effort}

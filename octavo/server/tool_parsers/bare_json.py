@@ -25,6 +25,9 @@ class Llama3Json:
     def grammar(self, tools: Sequence[Tool], *, several: bool) -> str:
         return bare_calls(tools, several=several, arguments_key="parameters")
 
+    def open_grammar(self, tools: Sequence[Tool]) -> str | None:
+        return None
+
 
 class BareJsonParser:
     """Calls only where the answer begins with one; several are parted by semicolons."""

@@ -29,6 +29,9 @@ class DeepSeek:
     def grammar(self, tools: Sequence[Tool], *, several: bool) -> str:
         return bare_calls(tools, several=several)
 
+    def open_grammar(self, tools: Sequence[Tool]) -> str | None:
+        return None
+
 
 class DeepSeekParser:
     """Each state is a method that takes text and returns what it leaves for the next."""

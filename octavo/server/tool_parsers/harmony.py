@@ -39,6 +39,9 @@ class Harmony:
     def grammar(self, tools: Sequence[Tool], *, several: bool) -> str:
         return bare_calls(tools, several=several)
 
+    def open_grammar(self, tools: Sequence[Tool]) -> str | None:
+        return None
+
 
 class HarmonyParser:
     """Headers say where the text of the message behind them belongs; text without a header is content."""

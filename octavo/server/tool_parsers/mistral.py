@@ -28,6 +28,9 @@ class Mistral:
     def grammar(self, tools: Sequence[Tool], *, several: bool) -> str:
         return bare_calls(tools, several=several)
 
+    def open_grammar(self, tools: Sequence[Tool]) -> str | None:
+        return None
+
 
 class MistralParser:
     """Each state is a method that takes text and returns what it leaves for the next."""

@@ -28,6 +28,9 @@ class Pythonic:
     def grammar(self, tools: Sequence[Tool], *, several: bool) -> str:
         return bare_calls(tools, several=several)
 
+    def open_grammar(self, tools: Sequence[Tool]) -> str | None:
+        return None
+
 
 class PythonicParser:
     """Waits for the end of an answer that begins like a list of calls; any other streams as content."""

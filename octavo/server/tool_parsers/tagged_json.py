@@ -24,6 +24,12 @@ class Hermes:
         begin, end = quoted("<tool_call>\n"), quoted("\n</tool_call>")
         return f"start: call{more}\ncall: {begin} object {end}\nobject: {json_rule(any_call(tools))}\n"
 
+    def open_grammar(self, tools: Sequence[Tool]) -> str | None:
+        """The begin of a call is found as soon as it is there (lazily), so text cannot hold one that is not held."""
+        begin, line, end = quoted("<tool_call>"), quoted("\n"), quoted("\n</tool_call>")
+        text = f"begin[lazy]: TEXT {begin}\nTEXT: /(.|\\n)*/\n"
+        return f"start: call* TEXT\ncall: begin {line} object {end}\n{text}object: {json_rule(any_call(tools))}\n"
+
 
 class TaggedJsonParser:
     """Content, until a tag begins a call; what is in the tags and is no call is content, tags and all."""

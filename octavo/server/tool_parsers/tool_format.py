@@ -35,6 +35,12 @@ class ToolFormat(Protocol):
         Rules cannot spell special tokens: where the markup is such, ``bare_calls`` are written instead.
         """
 
+    def open_grammar(self, tools: Sequence[Tool]) -> str | None:
+        """Lark rules of any text in which a call, once it begins, holds to its tool's schema.
+
+        None where rules cannot see that one begins.
+        """
+
 
 def bare_calls(tools: Sequence[Tool], *, several: bool, arguments_key: str = "arguments") -> str:
     """Rules of calls as JSON objects alone, several parted by semicolons; BareJsonParser reads them."""

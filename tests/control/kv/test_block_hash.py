@@ -18,6 +18,7 @@ from octavo.control.kv.block_hash import (
     multimodal_keys,
     prompt_embeds_keys,
 )
+from octavo.words.lora import Adapter
 from tests.control.kv.parts import request_of
 
 
@@ -34,7 +35,7 @@ class FeatureRequest:
 
     all_token_ids: list[int]
     cache_salt: str | None = None
-    lora: tuple[str, str] | None = None
+    adapter: Adapter | None = None
     items: list[Item] = field(default_factory=list)
     embeds: bytes = b""
     block_hashes: list[bytes] = field(default_factory=list)
@@ -114,9 +115,9 @@ def test_an_empty_salt_is_not_the_same_as_none():
 
 
 def test_a_lora_adapter_is_a_key_of_every_block():
-    request = FeatureRequest([], lora=("french", "/adapters/french"))
-    assert list(lora_keys(request, 0, 16)) == [("lora", "french", "/adapters/french")]
-    assert list(lora_keys(request, 16, 32)) == [("lora", "french", "/adapters/french")]
+    request = FeatureRequest([], adapter=Adapter("french", "/adapters/french", "abc"))
+    assert list(lora_keys(request, 0, 16)) == [("lora", "abc")]
+    assert list(lora_keys(request, 16, 32)) == [("lora", "abc")]
     assert list(lora_keys(FeatureRequest([]), 0, 16)) == []
 
 
@@ -142,7 +143,7 @@ def test_keys_of_different_sources_with_the_same_words_do_not_collide():
     tokens = list(range(4))
     hashers = {
         "salt": FeatureRequest(tokens, cache_salt="x"),
-        "lora": FeatureRequest(tokens, lora=("x", "")),
+        "lora": FeatureRequest(tokens, adapter=Adapter("", "", "x")),
         "item": FeatureRequest(tokens, items=[Item("x", 0, 4)]),
         "embeds": FeatureRequest(tokens, embeds=b"x"),
         "plain": FeatureRequest(tokens),

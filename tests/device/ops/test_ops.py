@@ -14,6 +14,7 @@ from torch import Tensor
 from octavo.device.ops.kernels import Kernels, load_kernels
 from octavo.device.ops.linear import DenseWeight
 from octavo.device.ops.lm_head import lm_head, row_tiles
+from octavo.device.ops.lora import DenseSlots, LowRank
 from octavo.device.ops.qkv_rope_write import HeadNorm
 from octavo.device.ops.rope import RopeTable
 from octavo.device.ops.table import OPS
@@ -168,6 +169,37 @@ def encoder_attention_case(kernel: Kernel, dtype: torch.dtype) -> Results:
     yield kernel(qkv, torch.tensor(bounds, dtype=torch.int32), 3, 0.3), expected.flatten(1)
 
 
+def lora_case(kernel: Kernel, dtype: torch.dtype) -> Results:
+    """Two stacked projections of 20 and 9 rows; slots with ranks 3 and 9, one with an update of the second alone."""
+    adapters = DenseSlots(3, 24, (20, 9), dtype)
+    shapes = {0: ((20, 3), (9, 3)), 1: (None, (9, 9)), 2: ((20, 16), (9, 1))}
+    for slot, parts in shapes.items():
+        adapters.put(
+            slot,
+            [
+                LowRank(
+                    random(part[1], 24, dtype=dtype, seed=slot), random(*part, dtype=dtype, seed=slot + 9), 0.5 + slot
+                )
+                if part
+                else None
+                for part in parts
+            ],
+        )
+    x, y = random(9, 24, dtype=dtype), random(9, 29, dtype=dtype, seed=1)
+    slots = torch.tensor([0, -1, 2, 0, 0, 1, 0, 0, -1], dtype=torch.int32)
+    expected = y.double().clone()
+    for row, slot in enumerate(slots.tolist()):
+        for columns, update in zip(
+            (slice(20), slice(20, 29)), adapters.updates[slot] if slot >= 0 else (), strict=False
+        ):
+            if update is not None:
+                low = update.a.double() @ x[row].double()
+                expected[row, columns] += update.scale * (update.b.double() @ low)
+    got = kernel(y.clone(), x, adapters, slots)
+    yield got, expected
+    yield got[[1, 8]], y[[1, 8]].double()
+
+
 CASES: dict[str, Callable[[Kernel, torch.dtype], Results]] = {
     "add_layer_norm": add_layer_norm_case,
     "add_rms_norm": add_rms_norm_case,
@@ -177,6 +209,7 @@ CASES: dict[str, Callable[[Kernel, torch.dtype], Results]] = {
     "linear": linear_case,
     "linear_activation": linear_activation_case,
     "lm_head": lm_head_case,
+    "lora": lora_case,
     "rms_norm": rms_norm_case,
     "rope": rope_case,
 }

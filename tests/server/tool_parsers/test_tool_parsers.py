@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import time
@@ -267,6 +268,36 @@ def test_a_format_writes_rules_that_compile(name: str) -> None:
 
     for several in (False, True):
         check_grammar(StructuredOutputParams(grammar=tool_format(name).grammar(TOOLS, several=several)))
+
+
+def held_to(grammar: str, text: str) -> str:
+    """As much of a text as the rules let a model with one token per byte write."""
+    from octavo.control.structured_output.backends.llguidance import LLGuidanceBackend
+    from octavo.words.structured_outputs import StructuredOutputParams
+
+    matcher = LLGuidanceBackend(Bytes(), [256]).compile(StructuredOutputParams(grammar=grammar))
+    written = bytes(itertools.takewhile(lambda byte: matcher.accept([byte]), text.encode()))
+    return written.decode()
+
+
+class Bytes:
+    """A vocabulary of bytes, and an end."""
+
+    num_text_tokens = 257
+    special_ids = frozenset({256})
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id]) if token_id < 256 else b""
+
+
+def test_a_call_holds_to_its_schema_once_it_begins_in_any_text() -> None:
+    grammar = tool_format("hermes").open_grammar(TOOLS)
+    assert grammar is not None
+    fine = 'a <b> <tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call> c\n'
+    assert held_to(grammar, fine + fine) == fine + fine
+    assert held_to(grammar, fine + '<tool_call>\n{"name": "wind') == fine + '<tool_call>\n{"name": "w'
+    assert held_to(grammar, '<tool_call>\n{"name": "weather", "arguments": {"city": 7').endswith('{"city": ')
+    assert [name for name in TOOL_FORMATS if tool_format(name).open_grammar(TOOLS)] == ["hermes"]
 
 
 def test_an_unknown_format_is_refused_with_the_list() -> None:

@@ -75,6 +75,21 @@ class GroupManager(ABC):
         num_released = self.num_skipped_tokens(num_hit_tokens) // self.block_size
         return HeldBlocks(hit, num_released, self.next_release(num_released))
 
+    def fork(self, held: HeldBlocks, num_computed: int) -> tuple[HeldBlocks, list[tuple[int, int]]]:
+        """Books that share the full blocks of the first ``num_computed`` tokens and own a copy of one that is begun.
+
+        Returns the ids to copy, (source, destination): one pair or none.
+        """
+        num_full, num_begun = divmod(num_computed, self.block_size)
+        shared = held.blocks[:num_full]
+        self._pool.touch(shared)
+        fork = HeldBlocks(shared, held.num_released, held.release_at)
+        fork.num_cached = min(held.num_cached, num_full)
+        if not num_begun:
+            return fork, []
+        fork.blocks += self._pool.allocate(1)
+        return fork, [(held.blocks[num_full].block_id, fork.blocks[-1].block_id)]
+
     def blocks_to_grow(self, held: HeldBlocks, num_tokens: int) -> int:
         """Blocks that a request still lacks for ``num_tokens`` in all."""
         num_missing = cdiv(num_tokens, self.block_size) - len(held.blocks)

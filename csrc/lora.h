@@ -1,0 +1,78 @@
+// LoRA adapters of one linear layer: which rows of a step use which, and what that adds to their results.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "packed_matrix.h"
+#include "simd/lora.h"
+#include "threads/thread_pool.h"
+
+namespace octavo {
+
+// One adapter's update of one projection, copied into the layout of simd/lora.h. Immutable.
+class LowRankUpdate {
+public:
+    // a: [rank, k], b: [num_columns, rank], of `type`.
+    LowRankUpdate(NumberType type, const void* a, const void* b, std::size_t rank, std::size_t k,
+                  std::size_t num_columns, float scale);
+
+    NumberType type() const { return type_; }
+    std::size_t rank() const { return rank_; }
+    std::size_t padded_rank() const;
+    std::size_t k() const { return k_; }
+    std::size_t num_columns() const { return num_columns_; }
+    std::size_t num_panels() const;
+    float scale() const { return scale_; }
+    const void* a() const { return a_.data(); }
+    const void* b() const { return b_.data(); }
+    std::size_t bytes() const { return a_.size() + b_.size(); }
+
+private:
+    const NumberType type_;
+    const std::size_t rank_, k_, num_columns_;
+    const float scale_;
+    std::vector<char> a_, b_;
+};
+
+// The adapters that one layer has at hand, by slot. A layer may be several projections of one input, stacked: each has
+// an update of its own, or none.
+class LoraSlots {
+public:
+    LoraSlots(NumberType type, std::size_t num_slots, std::size_t k, std::vector<std::size_t> columns_of_parts);
+
+    // Throws std::invalid_argument for an update of another shape or type, std::out_of_range for a place there is not.
+    void put(std::size_t slot, std::size_t part, std::shared_ptr<const LowRankUpdate> update);
+
+    // y[row] += what the adapter in slot row_slots[row] says of x[row]; rows of slot -1 stay as they are, to the bit.
+    // Throws std::out_of_range for a slot there is not.
+    void run(ThreadPool& pool, const void* x, const std::int32_t* row_slots, std::size_t num_rows, void* y) const;
+
+private:
+    struct Tile;
+    struct LowNumbers;
+    // Panels from `first_panel` on of a projection.
+    struct Chunk {
+        std::size_t part, first_panel;
+    };
+
+    std::vector<Tile> tiles_of(const std::int32_t* row_slots, std::size_t num_rows) const;
+    void shrink(ThreadPool& pool, const std::vector<Tile>& tiles, const void* x, const LowNumbers& low) const;
+    void expand(ThreadPool& pool, const std::vector<Tile>& tiles, const LowNumbers& low, void* y) const;
+    const LowRankUpdate* update(std::size_t slot, std::size_t part) const {
+        return updates_[slot * columns_.size() + part].get();
+    }
+    std::size_t most_padded_rank() const;
+
+    const NumberType type_;
+    const std::size_t num_slots_, k_;
+    const std::vector<std::size_t> columns_;  // of each projection
+    std::vector<std::size_t> first_column_;
+    std::vector<Chunk> chunks_;
+    std::size_t width_ = 0;
+    std::vector<std::shared_ptr<const LowRankUpdate>> updates_;  // [slot][projection]
+};
+
+}  // namespace octavo
