@@ -42,9 +42,10 @@ format: setup
 	$(PYTHON) -m ruff format
 	$(PYTHON) -m ruff check --fix
 
-# docs/options.md follows from the fields in octavo/config; a test compares the two.
+# docs/options.md follows from the fields in octavo/config, docs/features.md from a table of the tests; tests compare them.
 docs: setup
 	$(PYTHON) scripts/options_table.py
+	$(PYTHON) scripts/feature_pairs.py
 
 bench: setup
 	$(PYTHON) benchmarks/control_plane.py

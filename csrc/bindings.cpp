@@ -60,4 +60,5 @@ NB_MODULE(_native, m) {
     octavo::bind_quantized(m);
     octavo::bind_roofline(m);
     octavo::bind_sampling(m);
+    octavo::bind_step_layout(m);
 }

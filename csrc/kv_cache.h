@@ -3,7 +3,7 @@
 //
 // A block is [num_kv_heads, block_size / 16] strips; a strip is a part of keys and one of values. With entries of n bytes
 // and p = 4 / n of them to a word, keys are [head_size / p, 16 tokens, p] and values [16 / p, head_size, p tokens].
-// Parts of int8 end in 16 float32 scales, one per token.
+// Parts of int8 end in 16 float32 scales, one per token, and its keys are Hadamard transforms (simd/hadamard.h).
 #pragma once
 
 #include <cstddef>

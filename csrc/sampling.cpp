@@ -5,6 +5,7 @@
 #include <cfloat>
 #include <cmath>
 #include <limits>
+#include <stdexcept>
 #include <vector>
 
 #include "isa.h"
@@ -230,18 +231,31 @@ void score(const SamplingKernels& kernels, const LogprobsCall& call, std::size_t
 
 }  // namespace
 
-void row_maxima(ThreadPool& pool, const float* logits, std::size_t num_rows, std::size_t vocab_size, float* maxima) {
+std::vector<std::pair<std::size_t, float>> unusable_rows(ThreadPool& pool, const float* logits, std::size_t num_rows,
+                                                         std::size_t vocab_size) {
     const SamplingKernels& kernels = kKernels.active();
+    std::vector<float> maxima(num_rows);
     pool.run(num_rows, [&](std::size_t r, int) { maxima[r] = kernels.largest(logits + r * vocab_size, vocab_size); });
+    std::vector<std::pair<std::size_t, float>> found;
+    for (std::size_t r = 0; r < num_rows; ++r) {
+        if (!std::isfinite(maxima[r])) found.emplace_back(r, maxima[r]);
+    }
+    return found;
 }
 
-void choose_tokens(ThreadPool& pool, float* logits, std::size_t num_rows, std::size_t vocab_size,
-                   const RowChoice* choices, bool keep, std::int64_t* tokens) {
+std::vector<std::int64_t> choose_tokens(ThreadPool& pool, float* logits, std::size_t vocab_size, const RowChoice* choices,
+                                        const std::vector<std::int64_t>& slots,
+                                        const std::vector<std::int64_t>& positions, bool keep) {
+    if (slots.size() != positions.size()) throw std::invalid_argument("each row has a slot and a position");
     sampler_counter.add();
     const SamplingKernels& kernels = kKernels.active();
-    pool.run(num_rows, [&](std::size_t r, int) {
-        tokens[r] = static_cast<std::int64_t>(choose(kernels, logits + r * vocab_size, vocab_size, choices[r], keep));
+    std::vector<std::int64_t> tokens(slots.size());
+    pool.run(slots.size(), [&](std::size_t r, int) {
+        RowChoice choice = choices[slots[r]];
+        choice.position = positions[r];
+        tokens[r] = static_cast<std::int64_t>(choose(kernels, logits + r * vocab_size, vocab_size, choice, keep));
     });
+    return tokens;
 }
 
 void log_probabilities(ThreadPool& pool, const LogprobsCall& call) {

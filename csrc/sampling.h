@@ -4,6 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "threads/thread_pool.h"
 
@@ -19,13 +21,17 @@ struct RowChoice {
     std::uint32_t purpose;
 };
 
-// The largest number of each row of logits [num_rows, vocab_size], NaN if any is.
-void row_maxima(ThreadPool& pool, const float* logits, std::size_t num_rows, std::size_t vocab_size, float* maxima);
+// Rows of logits [num_rows, vocab_size] that no token can be taken from, with their largest number: NaN if any is,
+// infinity, or -infinity if all are.
+std::vector<std::pair<std::size_t, float>> unusable_rows(ThreadPool& pool, const float* logits, std::size_t num_rows,
+                                                         std::size_t vocab_size);
 
-// One token per row of usable logits (no NaN or +infinity, not all -infinity). With `keep`, rows of a temperature are
-// left as what the token was chosen from: after temperature, and -infinity where a filter took the id out.
-void choose_tokens(ThreadPool& pool, float* logits, std::size_t num_rows, std::size_t vocab_size,
-                   const RowChoice* choices, bool keep, std::int64_t* tokens);
+// One token per row of usable logits (no NaN or +infinity, not all -infinity), at positions[r] and as choices[slots[r]]
+// says else. With `keep`, rows of a temperature are left as what the token was chosen from: after temperature, and
+// -infinity where a filter took the id out.
+std::vector<std::int64_t> choose_tokens(ThreadPool& pool, float* logits, std::size_t vocab_size, const RowChoice* choices,
+                                        const std::vector<std::int64_t>& slots,
+                                        const std::vector<std::int64_t>& positions, bool keep);
 
 // One row per row of logits: the given token's log-probability and place (1 = best), and its num_best[r] best candidates
 // in ids and values [num_rows, width]; counts[r] of them, since an id at -infinity is none.

@@ -13,6 +13,7 @@ SAID = {
     "beam_search.py": "The capital of France is Paris",
     "offline_batch.py": "The capital of France is' -> ' Paris",
     "chat.py": "assistant: ",
+    "prompt_embeds.py": "after 5 rows: ",
     "prefix_caching.py": "from the cache",
     "lora.py": "made-up: ",
     "own_logits_processor.py": "",

@@ -16,5 +16,6 @@ void bind_lora(nanobind::module_& m);
 void bind_quantized(nanobind::module_& m);
 void bind_roofline(nanobind::module_& m);
 void bind_sampling(nanobind::module_& m);
+void bind_step_layout(nanobind::module_& m);
 
 }  // namespace octavo

@@ -2,6 +2,13 @@
 #include <nanobind/stl/string_view.h>
 #include <nanobind/stl/vector.h>
 
+#include <atomic>
+#include <thread>
+
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
 #include "bindings/bindings.h"
 #include "isa.h"
 #include "threads/thread_pool.h"
@@ -15,6 +22,19 @@ nb::dict counts() {
     nb::dict result;
     for (const auto& [name, calls] : kernel_counts()) result[name.c_str()] = calls;
     return result;
+}
+
+std::vector<int> cpus_of_threads(ThreadPool& pool) {
+    std::vector<int> cpus(static_cast<std::size_t>(pool.num_threads()), -1);
+#if defined(__linux__)
+    std::atomic<int> arrived{0};
+    // As many tasks as threads, each of which waits for the others: so every thread gets one.
+    pool.run(cpus.size(), [&](std::size_t, int thread) {
+        for (++arrived; arrived < pool.num_threads();) std::this_thread::yield();
+        cpus[static_cast<std::size_t>(thread)] = sched_getcpu();
+    });
+#endif
+    return cpus;
 }
 
 std::vector<int> threads_of_tasks(ThreadPool& pool, std::size_t num_tasks) {
@@ -33,9 +53,12 @@ void bind_runtime(nb::module_& m) {
           "Use `name` (or auto: the highest) from now on in this process. Raises ValueError where it is not available.");
     m.def("kernel_counts", &counts, "Calls so far of each kernel that ran, by \"kernel.isa\".");
     nb::class_<ThreadPool>(m, "ThreadPool", "A fixed team of compute threads; the calling thread is one of them.")
-        .def(nb::init<int>(), nb::arg("num_threads"))
+        .def(nb::init<int, std::vector<int>>(), nb::arg("num_threads"), nb::arg("cpus") = std::vector<int>(),
+             "Thread t stays on cpus[t], where there are any; the calling thread, 0, is left where it is.")
         .def_prop_ro("num_threads", &ThreadPool::num_threads)
         .def_prop_ro("seconds_in_run", &ThreadPool::seconds_in_run, "Seconds its kernels took so far, in all.")
+        .def("cpus_of_threads", &cpus_of_threads, nb::call_guard<nb::gil_scoped_release>(),
+             "Run a task on every thread, and return the CPU that each was on (-1: not known here).")
         .def("threads_of_tasks", &threads_of_tasks, nb::arg("num_tasks"), nb::call_guard<nb::gil_scoped_release>(),
              "Run `num_tasks` tasks that do nothing, and return which thread ran each.");
 }

@@ -1,5 +1,8 @@
 #include "sampling.h"
 
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
+
 #include "bindings/bindings.h"
 
 namespace nb = nanobind;
@@ -14,14 +17,16 @@ T* address(Address number) {
     return reinterpret_cast<T*>(number);
 }
 
-void bound_row_maxima(ThreadPool& pool, Address logits, std::size_t num_rows, std::size_t vocab_size, Address maxima) {
-    row_maxima(pool, address<const float>(logits), num_rows, vocab_size, address<float>(maxima));
+auto bound_unusable_rows(ThreadPool& pool, Address logits, std::size_t num_rows, std::size_t vocab_size) {
+    const nb::gil_scoped_release released;
+    return unusable_rows(pool, address<const float>(logits), num_rows, vocab_size);
 }
 
-void bound_choose_tokens(ThreadPool& pool, Address logits, std::size_t num_rows, std::size_t vocab_size, Address choices,
-                         bool keep, Address tokens) {
-    choose_tokens(pool, address<float>(logits), num_rows, vocab_size, address<const RowChoice>(choices), keep,
-                  address<std::int64_t>(tokens));
+auto bound_choose_tokens(ThreadPool& pool, Address logits, std::size_t vocab_size, Address choices,
+                         const std::vector<std::int64_t>& slots, const std::vector<std::int64_t>& positions, bool keep) {
+    const nb::gil_scoped_release released;
+    return choose_tokens(pool, address<float>(logits), vocab_size, address<const RowChoice>(choices), slots, positions,
+                         keep);
 }
 
 void bound_log_probabilities(ThreadPool& pool, Address logits, std::size_t num_rows, std::size_t vocab_size,
@@ -45,11 +50,12 @@ void bound_log_probabilities(ThreadPool& pool, Address logits, std::size_t num_r
 void bind_sampling(nb::module_& m) {
     using released = nb::call_guard<nb::gil_scoped_release>;
     m.attr("ROW_CHOICE_BYTES") = sizeof(RowChoice);
-    m.def("row_maxima", &bound_row_maxima, nb::arg("pool"), nb::arg("logits"), nb::arg("num_rows"), nb::arg("vocab_size"),
-          nb::arg("maxima"), released(), "The largest float32 of each row [num_rows, vocab_size], NaN if any is.");
-    m.def("choose_tokens", &bound_choose_tokens, nb::arg("pool"), nb::arg("logits"), nb::arg("num_rows"),
-          nb::arg("vocab_size"), nb::arg("choices"), nb::arg("keep"), nb::arg("tokens"), released(),
-          "One int64 token per row of usable float32 logits, by its RowChoice; `keep` leaves what it was chosen from.");
+    m.def("unusable_rows", &bound_unusable_rows, nb::arg("pool"), nb::arg("logits"), nb::arg("num_rows"),
+          nb::arg("vocab_size"), "(row, largest number) of the rows of float32 [num_rows, vocab_size] where that is none\n"
+          "to choose by: NaN if any is, infinity, or -infinity if all are.");
+    m.def("choose_tokens", &bound_choose_tokens, nb::arg("pool"), nb::arg("logits"), nb::arg("vocab_size"),
+          nb::arg("choices"), nb::arg("slots"), nb::arg("positions"), nb::arg("keep"),
+          "One token per row of usable float32 logits, by the RowChoice of its slot; `keep` leaves what it was chosen from.");
     m.def("log_probabilities", &bound_log_probabilities, nb::arg("pool"), nb::arg("logits"), nb::arg("num_rows"),
           nb::arg("vocab_size"), nb::arg("width"), nb::arg("tokens"), nb::arg("num_best"), nb::arg("token_logprobs"),
           nb::arg("ranks"), nb::arg("counts"), nb::arg("ids"), nb::arg("values"), released(),

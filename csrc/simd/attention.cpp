@@ -140,11 +140,13 @@ OCTAVO_INLINE void store_some(T* p, Lanes a, int count) {
 
 // ---- Queries and tiles ----
 
-// Scores are in units of log 2, so that weights are powers of two; a softcap wants them as they are.
-template <class Query>
+// Scores are in units of log 2, so that weights are powers of two; a softcap wants them as they are. Queries of keys that
+// are transformed are so too.
+template <class Query, class Cache>
 void load_query(Work& work) {
     const AttentionCall& call = work.call;
-    const Lanes scale = broadcast(call.softcap != 0.0f ? call.scale : call.scale * kLog2E);
+    const float unit = call.softcap != 0.0f ? call.scale : call.scale * kLog2E;
+    const Lanes scale = broadcast(kHasScales<Cache> ? unit / static_cast<float>(hadamard_size(work.head_size)) : unit);
     for (int r = 0; r < work.num_rows; ++r) {
         const Row& row = work.rows[r];
         const Query* from = static_cast<const Query*>(call.query) + (row.token * call.num_heads + row.head) * work.head_size;
@@ -152,6 +154,7 @@ void load_query(Work& work) {
         for_entries_of_head(work.head_size, [&](int d, int count) {
             store_some(to + d, load_some(from + d, count) * scale, count);
         });
+        if constexpr (kHasScales<Cache>) hadamard(to, work.head_size);
     }
 }
 
@@ -583,7 +586,7 @@ void store_partials(const Work& work) {
 template <class Query, class Cache>
 void attend(const AttentionCall& call, const AttentionTask& task, float* scratch) {
     Work work(call, task, scratch);
-    load_query<Query>(work);
+    load_query<Query, Cache>(work);
     if (task.runs[0].partial) {
         attend_split<Cache>(work, task.first_split);
         return store_partials(work);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kv_cache.h"
+#include "simd/hadamard.h"
 #include "simd/lanes.h"
 
 namespace octavo::OCTAVO_ISA {
@@ -116,7 +117,9 @@ OCTAVO_INLINE void write_token(Strip<Half> strip, int token, const float* key, c
     store_key(strip.keys(), token, key, strip.head_size, rounded);
     store_value(strip.values(), token, value, strip.head_size, rounded);
 }
-OCTAVO_INLINE void write_token(Strip<Byte> strip, int token, const float* key, const float* value) {
+// Keys are transformed: models have some with a few very large entries, which would leave the others few steps.
+OCTAVO_INLINE void write_token(Strip<Byte> strip, int token, float* key, const float* value) {
+    hadamard(key, strip.head_size);
     const TokenScale k = token_scale(key, strip.head_size), v = token_scale(value, strip.head_size);
     strip.key_scales()[token] = k.scale;
     strip.value_scales()[token] = v.scale;

@@ -284,8 +284,10 @@ constexpr Shape shape_of(TileSizes sizes, std::size_t num_rows) {
     return {takes_two, static_cast<std::size_t>(takes_two ? sizes.max_rows_of_two : sizes.max_rows)};
 }
 
+// A tile that is small beside the others of its task takes two panels as one that is alone would.
 template <class Format>
 OCTAVO_INLINE void add_tiles(Stretch<Format> stretch, std::size_t num_rows, std::size_t num_panels, bool takes_two) {
+    takes_two |= shape_of(Format::kSizes, num_rows).takes_two;
     if (takes_two && num_panels == 2) return tile_of<Format, 2, Format::kSizes.max_rows_of_two>(num_rows)(stretch);
     for (std::size_t p = 0; p < num_panels; ++p) {
         tile_of<Format, 1, Format::kSizes.max_rows>(num_rows)(stretch);

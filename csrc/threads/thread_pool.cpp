@@ -7,6 +7,7 @@
 #include <mutex>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #if defined(__linux__)
@@ -22,6 +23,7 @@ namespace {
 // Long enough to bridge the time between two kernels of a step, short enough that an idle engine costs nothing.
 constexpr std::chrono::microseconds kSpin{100};
 constexpr int kPausesPerLook = 32;
+constexpr int kMostCpus = 1024;  // that a cpu_set_t knows
 
 void relax() {
 #if defined(__x86_64__)
@@ -37,6 +39,16 @@ int usable_cpus() {
     if (sched_getaffinity(0, sizeof cpus, &cpus) == 0) return CPU_COUNT(&cpus);
 #endif
     return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
+}
+
+// Keeps this thread on one CPU, if the system lets it.
+void stay_on([[maybe_unused]] int cpu) {
+#if defined(__linux__)
+    cpu_set_t cpus;
+    CPU_ZERO(&cpus);
+    CPU_SET(cpu, &cpus);
+    pthread_setaffinity_np(pthread_self(), sizeof cpus, &cpus);
+#endif
 }
 
 // Spins while `number` equals `value`, then sleeps until it does not.
@@ -64,9 +76,14 @@ void count_forks() {
 // and the job cannot change before that task is finished, so a thread that comes late finds the next job or none.
 class ThreadPool::Team {
 public:
-    explicit Team(int num_threads) : generation(forks.load()), spin_(num_threads <= usable_cpus()) {
+    Team(int num_threads, const std::vector<int>& cpus)
+        : generation(forks.load()), spin_(num_threads <= usable_cpus()) {
         for (int thread = 1; thread < num_threads; ++thread) {
-            threads_.emplace_back([this, thread] { serve(thread); });
+            const int cpu = cpus.empty() ? kAnyCpu : cpus[static_cast<std::size_t>(thread) % cpus.size()];
+            threads_.emplace_back([this, thread, cpu] {
+                if (cpu != kAnyCpu) stay_on(cpu);
+                serve(thread);
+            });
         }
     }
 
@@ -93,6 +110,7 @@ public:
 
 private:
     static constexpr std::uint32_t kStop = UINT32_MAX;
+    static constexpr int kAnyCpu = -1;
 
     void serve(int thread) {
         for (;;) {
@@ -123,10 +141,14 @@ private:
     std::vector<std::thread> threads_;
 };
 
-ThreadPool::ThreadPool(int num_threads) : num_threads_(num_threads), team_(nullptr) {
+ThreadPool::ThreadPool(int num_threads, std::vector<int> cpus)
+    : num_threads_(num_threads), cpus_(std::move(cpus)), team_(nullptr) {
     if (num_threads < 1) throw std::invalid_argument("a thread pool needs at least one thread");
+    if (std::ranges::any_of(cpus_, [](int cpu) { return cpu < 0 || cpu >= kMostCpus; })) {
+        throw std::invalid_argument("a CPU has a number from 0 to 1023");
+    }
     count_forks();
-    team_ = new Team(num_threads);
+    team_ = new Team(num_threads, cpus_);
 }
 
 ThreadPool::~ThreadPool() {
@@ -138,7 +160,7 @@ ThreadPool::~ThreadPool() {
 ThreadPool::Team& ThreadPool::team() {
     Team* team = team_.load();
     if (team->generation == forks.load()) return *team;
-    Team* fresh = new Team(num_threads_);
+    Team* fresh = new Team(num_threads_, cpus_);
     if (team_.compare_exchange_strong(team, fresh)) return *fresh;
     delete fresh;
     return *team;

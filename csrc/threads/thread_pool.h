@@ -6,13 +6,15 @@
 #include <cstdint>
 #include <memory>
 #include <type_traits>
+#include <vector>
 
 namespace octavo {
 
 class ThreadPool {
 public:
-    // The caller of `run` is thread 0; num_threads - 1 more are started here. More threads than CPUs are allowed.
-    explicit ThreadPool(int num_threads);
+    // The caller of `run` is thread 0; num_threads - 1 more are started here, thread t on the CPU cpus[t] alone where there
+    // are any. More threads than CPUs are allowed.
+    explicit ThreadPool(int num_threads, std::vector<int> cpus = {});
     ~ThreadPool();
     ThreadPool(const ThreadPool&) = delete;
     ThreadPool& operator=(const ThreadPool&) = delete;
@@ -44,6 +46,7 @@ private:
     Team& team();
 
     const int num_threads_;
+    const std::vector<int> cpus_;
     std::atomic<Team*> team_;
     std::atomic<double> seconds_in_run_{0};
 };

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Rows of two tables, ``linear`` and ``attention``, and ``cliffs``: row counts slower per token than neighbours."""
+    """Rows of two tables, ``linear`` and ``attention``, and row counts slower per token than neighbours: ``cliffs``."""
     from octavo.frontend.llm import LLM
 
     if args.repeats < 1:
@@ -73,6 +73,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "linear": linear,
         "attention": attention,
         "cliffs": cliffs(linear),
+        "worst_neighbour": worst_neighbour(linear),
     }
 
 
@@ -123,19 +124,22 @@ class KernelBench:
 
 def cliffs(cases: Sequence[dict[str, Any]]) -> list[str]:
     """Row counts of a layer that cost more per row than the next lower one, or more in all than the next higher one."""
-    found = []
+    return [text for ratio, text in _neighbours(cases) if ratio > CLIFF]
+
+
+def worst_neighbour(cases: Sequence[dict[str, Any]]) -> str:
+    """The row count nearest to a cliff, or farthest over one; empty where no layer has two row counts."""
+    return max(_neighbours(cases), default=(0.0, ""))[1]
+
+
+def _neighbours(cases: Sequence[dict[str, Any]]) -> Iterator[tuple[float, str]]:
+    """How much more than its neighbour promises each row count costs, and that in words."""
     for name in dict.fromkeys(case["name"] for case in cases):
         of_layer = sorted((case for case in cases if case["name"] == name), key=lambda case: case["rows"])
         for fewer, more in pairwise(of_layer):
-            if more["us_per_row"] > CLIFF * fewer["us_per_row"]:
-                found.append(_cliff(name, more, fewer, more["us_per_row"] / fewer["us_per_row"], "per row"))
-            if fewer["us"] > CLIFF * more["us"]:
-                found.append(_cliff(name, fewer, more, fewer["us"] / more["us"], "in all"))
-    return found
-
-
-def _cliff(name: str, slow: dict[str, Any], other: dict[str, Any], ratio: float, what: str) -> str:
-    return f"{name}: {slow['rows']} rows take {ratio:.2f} x the time {what} of {other['rows']}"
+            per_row, in_all = more["us_per_row"] / fewer["us_per_row"], fewer["us"] / more["us"]
+            yield per_row, f"{name}: {more['rows']} rows take {per_row:.2f} x the time per row of {fewer['rows']}"
+            yield in_all, f"{name}: {fewer['rows']} rows take {in_all:.2f} x the time in all of {more['rows']}"
 
 
 def print_result(result: dict[str, Any]) -> None:
@@ -151,7 +155,9 @@ def print_result(result: dict[str, Any]) -> None:
         shape = f"{case['name']:<24}{case['context']:>8}{case['rows']:>6}{case['requests']:>9}"
         print(f"{shape}{case['us']:>11.1f}{case['gbps']:>8.2f}{case['gops']:>9.1f}{case['share']:>8.1%}")
     verdict = "ok" if not result["cliffs"] else "; ".join(result["cliffs"])
-    print(f"\nno row count more than {CLIFF - 1:.0%} slower per token than its neighbours: {verdict}")
+    if result["worst_neighbour"]:
+        print(f"\nthe slowest beside a neighbour: {result['worst_neighbour']}")
+    print(f"no row count more than {CLIFF - 1:.0%} slower per token than its neighbours: {verdict}")
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -67,6 +67,9 @@ class ModelConfig:
         str | None,
         Option('Own logits processors, comma-separated "module:Class"; per request they read extra_args (vllm_xargs).'),
     ] = None
+    enable_prompt_embeds: Annotated[
+        bool, Option("Prompts may be given as embeddings (prompt_embeds); who can send them can send anything.")
+    ] = False
     generation_config: Annotated[
         str,
         Option(

@@ -79,6 +79,7 @@ class Request:
         self.cache_salt = message.cache_salt
         self.adapter = message.adapter
 
+        self.prompt_embeds = message.prompt_embeds
         self.prompt_token_ids = message.prompt_token_ids
         self.num_prompt_tokens = len(message.prompt_token_ids)
         self.all_token_ids = message.prompt_token_ids + message.output_token_ids
@@ -139,6 +140,11 @@ class Request:
     @property
     def finish_reason(self) -> FinishReason | None:
         return FINISH_REASONS.get(self.status)
+
+    def prompt_embeds_bytes(self, start: int, end: int) -> bytes:
+        """The embeddings given for tokens [start, end); empty where there are none."""
+        per_token = len(self.prompt_embeds) // self.num_prompt_tokens
+        return self.prompt_embeds[start * per_token : end * per_token]
 
     def append_output_token(self, token_id: int) -> None:
         self.all_token_ids.append(token_id)

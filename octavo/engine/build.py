@@ -262,12 +262,13 @@ def _assemble(
 def _structured_output(parts: ModelParts) -> StructuredOutput:
     if parts.checkpoint is None:
         return NoStructuredOutput()
-    return StructuredOutputManager(partial(_grammar_backend, parts.checkpoint, parts.facts))
+    return StructuredOutputManager(partial(_grammar_backend, parts.config, parts.checkpoint, parts.facts))
 
 
-def _grammar_backend(checkpoint: Checkpoint, facts: ModelFacts) -> GrammarBackend:
+def _grammar_backend(config: EngineConfig, checkpoint: Checkpoint, facts: ModelFacts) -> GrammarBackend:
     """Loaded with the first constrained request, on the thread that compiles grammars."""
-    tokenizer = resolve(TOKENIZER_LOADER)(checkpoint)
+    own = config.model.tokenizer
+    tokenizer = resolve(TOKENIZER_LOADER)(resolve_model(own) if own else checkpoint)
     ends = end_token_ids(read_generation_config(checkpoint), facts, tokenizer.eos_token_id)
     backend: GrammarBackend = resolve(GRAMMAR_BACKENDS["llguidance"])(tokenizer, ends)
     return backend

@@ -17,6 +17,7 @@ import msgspec
 from octavo.checkpoint.generation_config import GenerationConfig, end_token_ids
 from octavo.config.engine_config import EngineConfig
 from octavo.frontend.adapters import adapters_of
+from octavo.frontend.prompt_embeds import checked_embeds
 from octavo.tokenizer.reasoning_style import ReasoningStyle, style_of_template
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.util.lazy import resolve
@@ -28,7 +29,7 @@ from octavo.words.model_facts import ModelFacts
 from octavo.words.pooling_params import PoolingParams
 from octavo.words.sampling_params import MAX_SEED, RequestOutputKind, SamplingParams
 
-_PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "cache_salt", "priority"})
+_PROMPT_KEYS = frozenset({"prompt", "prompt_token_ids", "prompt_embeds", "cache_salt", "priority"})
 _MAX_SALT_CHARACTERS = 4096
 # Every vocabulary has tokens of so many characters.
 _SHORT_TOKEN = 8
@@ -56,6 +57,7 @@ class _Prompt:
     token_ids: list[int]
     cache_salt: str | None
     priority: int
+    embeds: bytes = b""
 
 
 class InputProcessor:
@@ -240,6 +242,8 @@ class InputProcessor:
             )
         params = self.default_sampling_params() if params is None else own_params(params)
         checked = self._read_prompt(prompt, priority)
+        if checked.embeds:
+            _check_without_tokens(params)
         sampling = self._resolve(params, len(checked.token_ids), reasoning_end_ids)
         if params.thinking_token_budget is not None:
             thinking = self._thinking(checked.token_ids, reasoning_style)
@@ -275,6 +279,8 @@ class InputProcessor:
         if unknown := set(prompt) - _PROMPT_KEYS:
             names, known = (", ".join(sorted(map(str, keys))) for keys in (unknown, _PROMPT_KEYS))
             raise RequestError(f"a prompt has no {names}; it may have {known}.", param="prompt")
+        if "prompt_embeds" in prompt:
+            return self._read_embeds(prompt, priority)
         text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
         if text is not None and not isinstance(text, str):
             raise RequestError(f"prompt must be text, got {type(text).__name__}.", param="prompt")
@@ -282,6 +288,19 @@ class InputProcessor:
             raise RequestError("a prompt needs prompt or prompt_token_ids.", param="prompt")
         ids = self._encode(str(text)) if token_ids is None else token_ids
         return self._checked(ids, prompt.get("cache_salt"), prompt.get("priority", priority))
+
+    def _read_embeds(self, prompt: Mapping[str, Any], priority: int) -> _Prompt:
+        if not self._config.enable_prompt_embeds or self._runner == "pooling":
+            raise RequestError(
+                "prompt_embeds are not taken here: start an engine that generates with --enable-prompt-embeds.",
+                param="prompt_embeds",
+            )
+        if "prompt" in prompt or "prompt_token_ids" in prompt:
+            raise RequestError("give prompt_embeds, or a prompt of text or tokens, not both.", param="prompt_embeds")
+        embeds = checked_embeds(prompt["prompt_embeds"], self._hidden_size)
+        placeholders = [0] * len(embeds)
+        checked = self._checked(placeholders, prompt.get("cache_salt"), prompt.get("priority", priority))
+        return replace(checked, embeds=embeds.tobytes())
 
     def check_text_length(self, num_characters: int) -> None:
         """Refuse a text that is too long whatever its tokens are, before a tokenizer works on it for minutes."""
@@ -443,7 +462,8 @@ def prompt_text(prompt: PromptType) -> str | None:
     """The text of a prompt, None for one that has token ids only."""
     if isinstance(prompt, str):
         return prompt
-    return prompt.get("prompt") if isinstance(prompt, Mapping) else None
+    text = prompt.get("prompt") if isinstance(prompt, Mapping) else None
+    return text if isinstance(text, str) else None
 
 
 def own_params(params: object, **changes: Any) -> SamplingParams:
@@ -465,7 +485,16 @@ def _core_request(
         arrival_time=time.time() if arrival_time is None else float(arrival_time),
         priority=prompt.priority,
         cache_salt=prompt.cache_salt,
+        prompt_embeds=prompt.embeds,
     )
+
+
+def _check_without_tokens(params: SamplingParams) -> None:
+    for name, asks_nothing in (("prompt_logprobs", None), ("repetition_penalty", 1.0)):
+        if getattr(params, name) != asks_nothing:
+            raise RequestError(
+                f"{name} needs the tokens of the prompt: it does not go together with prompt_embeds.", param=name
+            )
 
 
 def _choice(sampling: ResolvedSampling, index: int) -> ResolvedSampling:

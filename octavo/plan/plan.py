@@ -14,6 +14,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     ("auto"). ``block_size`` is None where the attention backends choose. ``kv_cache_bytes`` is None where it is
     learnt from profiling. ``batch_invariant`` says whether outputs are bitwise the same in any batch.
     ``kernels`` is the backend of the ops (device/ops/table.py), ``cpu_isa`` the instruction set of native ones.
+    Thread t of ``num_threads`` stays on ``pinned_cpus[t]`` where there are any.
     ``graph_capture`` says whether the forward pass is recorded at warm-up and replayed in one call.
     ``num_speculative_tokens`` are the most drafts of a request in a step, 0 where ``speculative_method`` is none.
     ``num_lookahead_tokens`` are slots behind a step's tokens that a drafter with a cache of its own fills.
@@ -38,6 +39,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     kernels: str
     cpu_isa: str
     num_threads: int
+    pinned_cpus: tuple[int, ...]
     max_steps_in_flight: int
     batch_invariant: bool
     graph_capture: bool

@@ -70,6 +70,7 @@ def make_plan(config: EngineConfig, facts: ModelFacts, caps: DeviceCaps, drafter
     attention = _attention_backend(kernels.value, facts, block_size.value)
     runner = _runner(config, facts)
     speculation = _speculative_method(config, runner.value)
+    threads = _num_threads(config, caps)
     decisions: dict[str, Decision[Any]] = {
         "device": _device(config, caps),
         "dtype": dtype,
@@ -85,7 +86,8 @@ def make_plan(config: EngineConfig, facts: ModelFacts, caps: DeviceCaps, drafter
         "enable_chunked_prefill": _whole_texts(config.scheduler.enable_chunked_prefill, facts, runner.value),
         "kv_cache_bytes": _kv_cache_bytes(config, facts, drafter, left, kv_cache_dtype.value),
         "memory_fraction": _memory_fraction(config),
-        "num_threads": _num_threads(config, caps),
+        "num_threads": threads,
+        "pinned_cpus": _pinned_cpus(caps, threads.value, kernels.value),
         "max_steps_in_flight": _max_steps_in_flight(config),
         "kernels": kernels,
         "cpu_isa": _cpu_isa(config, caps, kernels.value),
@@ -310,6 +312,16 @@ def _num_threads(config: EngineConfig, caps: DeviceCaps) -> Decision[int]:
         return Decision(caps.num_threads, "the CPUs that affinity and cgroup quota leave us")
     more = f"; more than the {caps.num_threads} CPUs we may use" if asked > caps.num_threads else ""
     return Decision(asked, "as asked" + more)
+
+
+def _pinned_cpus(caps: DeviceCaps, num_threads: int, kernels: str) -> Decision[tuple[int, ...]]:
+    if kernels != "native":
+        return Decision((), "the threads are torch's")
+    if not caps.exclusive_cpus:
+        return Decision((), "others may run on the same CPUs")
+    if num_threads > len(caps.exclusive_cpus):
+        return Decision((), f"{num_threads} threads on {len(caps.exclusive_cpus)} CPUs")
+    return Decision(caps.exclusive_cpus[:num_threads], "the CPUs are ours alone")
 
 
 def _max_steps_in_flight(config: EngineConfig) -> Decision[int]:

@@ -10,6 +10,7 @@ class DeviceCaps(msgspec.Struct, frozen=True, kw_only=True):
 
     ``available_bytes`` is the smallest of free memory and what the cgroup still allows. ``has_native`` says that
     the compiled op library is importable. ``fast_dtypes`` are the float types with a hardware unit, best first.
+    ``exclusive_cpus`` are the CPUs we may use, if nobody else's programs run on them.
     """
 
     device: str
@@ -21,3 +22,4 @@ class DeviceCaps(msgspec.Struct, frozen=True, kw_only=True):
     fast_dtypes: tuple[str, ...] = ("float32",)
     supported_dtypes: tuple[str, ...] = ("bfloat16", "float32")
     has_native: bool = False
+    exclusive_cpus: tuple[int, ...] = ()

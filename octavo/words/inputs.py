@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NotRequired, TypeAlias, TypedDict
+from typing import Any, NotRequired, TypeAlias, TypedDict
 
 
 class TextPrompt(TypedDict):
@@ -22,4 +22,15 @@ class TokensPrompt(TypedDict):
     priority: NotRequired[int]
 
 
-PromptType: TypeAlias = str | list[int] | TextPrompt | TokensPrompt
+class EmbedsPrompt(TypedDict):
+    """A prompt as embeddings, [tokens, hidden_size] of float32 or float16 (numpy or torch), where an engine takes them.
+
+    They stand in place of the rows of the model's embedding, after whatever the model scales these by.
+    """
+
+    prompt_embeds: Any
+    cache_salt: NotRequired[str]
+    priority: NotRequired[int]
+
+
+PromptType: TypeAlias = str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt

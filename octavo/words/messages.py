@@ -71,6 +71,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, kw_only=True):
     ``first_scheduled_time``, ``num_preemptions``. ``is_suspect``: it was in a step that its core did not survive.
 
     A beam search is one request with several answers: ``choice_ids`` name them, the request's own id first.
+    ``prompt_embeds``: float32 rows in place of the prompt's tokens, whose ids then mean nothing.
     """
 
     request_id: str
@@ -87,6 +88,7 @@ class EngineCoreRequest(msgspec.Struct, array_like=True, kw_only=True):
     is_suspect: bool = False
     adapter: Adapter | None = None
     choice_ids: tuple[str, ...] = ()
+    prompt_embeds: bytes = b""
 
 
 class LogprobsRow(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -110,6 +112,7 @@ class NewRequestData(msgspec.Struct, array_like=True, kw_only=True):
     block_ids: tuple[list[int], ...]
     num_computed_tokens: int
     adapter: Adapter | None = None
+    prompt_embeds: bytes = b""
 
 
 class CachedRequestData(msgspec.Struct, array_like=True, kw_only=True, gc=False):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from octavo.bench.kernels import cliffs
+from octavo.bench.kernels import cliffs, worst_neighbour
 from octavo.cli.main import main
 
 pytest.importorskip("octavo._native")
@@ -49,3 +49,10 @@ def test_every_linear_of_the_model_and_its_attention_is_measured(
 def test_reference_kernels_are_not_measured(succ: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "kernels", "--model", str(succ), "--kernels", "reference"]) == 2
     assert "measures native kernels" in capsys.readouterr().err
+
+
+def test_the_worst_neighbour_is_named_where_there_is_no_cliff_too() -> None:
+    cases = [case(4, 40.0, "a"), case(5, 52.0, "a"), case(8, 80.0, "a"), case(1, 10.0, "b"), case(2, 11.0, "b")]
+    assert cliffs(cases) == []
+    assert worst_neighbour(cases) == "a: 5 rows take 1.04 x the time per row of 4"
+    assert worst_neighbour(cases[:1]) == ""

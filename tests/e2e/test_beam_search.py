@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from octavo import (
     LLM,
@@ -57,9 +58,14 @@ def options(folder: Path, succ: Path) -> dict[str, Any]:
     return {"model": str(folder), "tokenizer": str(succ), "generation_config": "octavo", **sizes}
 
 
+@cache
+def oracle(folder: Path) -> PreTrainedModel:
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return model
+
+
 def expected(folder: Path, prompt: list[int], **wishes: Any) -> list[tuple[list[int], float]]:
     """Transformers' answers, best first, without what they are filled up with."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     config = GenerationConfig(
         do_sample=False,
         return_dict_in_generate=True,
@@ -69,7 +75,7 @@ def expected(folder: Path, prompt: list[int], **wishes: Any) -> list[tuple[list[
         suppress_tokens=list(range(NUM_TEXT_TOKENS, VOCAB_SIZE)),
         **wishes,
     )
-    found = model.generate(torch.tensor([prompt]), generation_config=config)
+    found = oracle(folder).generate(torch.tensor([prompt]), generation_config=config)
     answers = []
     for ids, score in zip(found.sequences[:, len(prompt) :].tolist(), found.sequences_scores.tolist(), strict=True):
         end = next((index for index, token_id in enumerate(ids, 1) if token_id in END_IDS), len(ids))

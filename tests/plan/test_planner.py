@@ -268,6 +268,16 @@ def test_block_sizes_are_those_of_the_files_and_of_the_library() -> None:
     assert stored == blocks
 
 
+def test_threads_stay_on_cpus_that_are_ours_alone() -> None:
+    shared = msgspec.structs.replace(PLAIN, has_native=True)
+    alone = msgspec.structs.replace(shared, exclusive_cpus=(2, 3, 6, 7))
+    assert plan(caps=shared).pinned_cpus == ()
+    assert plan(caps=alone).pinned_cpus == (2, 3, 6, 7)
+    assert plan(caps=alone, num_threads=2).pinned_cpus == (2, 3)
+    assert plan(caps=alone, num_threads=5).pinned_cpus == ()
+    assert plan(caps=alone, kernels="reference").pinned_cpus == ()
+
+
 def test_as_many_adapters_are_kept_in_memory_as_run_unless_more_are_asked() -> None:
     assert plan().max_loras == plan(max_loras=3).max_loras == 0
     decided = plan(enable_lora=True, max_loras=3)

@@ -117,7 +117,7 @@ class RunningServer:
 def server(succ: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A ready server, in a Python that skips asserts: no check may be one (SE10). Tests leave it as they found it."""
     log = tmp_path_factory.mktemp("server") / "log"
-    server = RunningServer(succ, log, "--disable-access-log", optimised=True)
+    server = RunningServer(succ, log, "--disable-access-log", "--enable-prompt-embeds", optimised=True)
     try:
         server.wait_until_ready()
         yield server

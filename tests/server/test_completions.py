@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.server.conftest import RunningServer
@@ -221,3 +224,19 @@ def test_dt04_beams_bring_the_best_answers_in_completions_and_chat(server: Runni
 def test_what_does_not_go_with_beams_is_a_400(server: RunningServer, wrong: dict[str, Any], says: str) -> None:
     answer = server.client.post("/v1/completions", json={"prompt": "A", **wrong})
     assert answer.status_code == 400 and says in answer.json()["error"]["message"]
+
+
+def test_a_prompt_of_embeddings_answers_as_its_tokens(server: RunningServer) -> None:
+    def encoded(array: np.ndarray[Any, Any]) -> str:
+        stream = io.BytesIO()
+        np.save(stream, array)
+        return base64.b64encode(stream.getvalue()).decode()
+
+    rows = encoded(np.eye(320, dtype=np.float32)[[ord("A"), ord("B")]])  # its embedding is the identity
+    body = {"prompt_embeds": [rows, rows], "temperature": 0, "max_tokens": 4}
+    answer = server.client.post("/v1/completions", json=body).json()
+    assert [choice["text"] for choice in answer["choices"]] == ["CDEF", "CDEF"]
+    assert answer["usage"]["prompt_tokens"] == 4
+    for wrong in ({"prompt_embeds": "AAAA"}, {"prompt_embeds": rows, "prompt": "A"}, {"prompt_embeds": []}):
+        refused = server.client.post("/v1/completions", json=wrong)
+        assert refused.status_code == 400 and refused.json()["error"]["param"] == "prompt_embeds"

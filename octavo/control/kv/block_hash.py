@@ -121,7 +121,7 @@ class PrefixHasher:
 
 
 def make_block_hasher(
-    hash_block_size: int, sources: Sequence[ExtraKeySource] = (cache_salt_keys, lora_keys)
+    hash_block_size: int, sources: Sequence[ExtraKeySource] = (cache_salt_keys, lora_keys, prompt_embeds_keys)
 ) -> BlockHasher:
     """Return the function that hashes a request's new full blocks of ``hash_block_size`` tokens.
 

@@ -17,6 +17,9 @@ from octavo.control.scheduler.stopping import tokenless_end
 from octavo.words.beam_search import BeamSearch, num_candidates
 from octavo.words.messages import EngineCoreOutput, FinishReason, LogprobsRow
 
+NO_CANDIDATES = LogprobsRow([], [], 0)
+"""What an executor without a model offers."""
+
 
 @dataclass(eq=False)
 class Beam:

@@ -36,7 +36,12 @@ class DraftCounts:
 
     def totals(self) -> dict[str, Any]:
         """The totals by their names in SchedulerStats."""
-        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        return {
+            "num_drafts": self.num_drafts,
+            "num_draft_tokens": self.num_draft_tokens,
+            "num_accepted_tokens": self.num_accepted_tokens,
+            "num_accepted_tokens_per_pos": self.num_accepted_tokens_per_pos,
+        }
 
     def observe(self, request: Request, num_draft_tokens: int, num_accepted_tokens: int) -> None:
         """A step verified so many drafts of a request, of which the first few were right."""

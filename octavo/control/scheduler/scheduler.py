@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from octavo.control.kv.manager import KVBlocks, KVCacheManager
 from octavo.control.request import NEVER, Request, RequestStatus
-from octavo.control.scheduler.beams import Beam, BeamGate, BeamGroup, only_idle_beams
+from octavo.control.scheduler.beams import NO_CANDIDATES, Beam, BeamGate, BeamGroup, only_idle_beams
 from octavo.control.scheduler.drafts import DraftCounts, draft_limit
 from octavo.control.scheduler.gates import Gate, is_held
 from octavo.control.scheduler.lengths import LengthRules
@@ -510,8 +510,7 @@ class Scheduler:
     ) -> None:
         """Note what may follow a beam; when all beams of its group are there, the best go on, or the search ends."""
         group, request = beam.group, beam.request
-        assert rows, "a beam brings its candidates"
-        beam.candidates = rows[0]
+        beam.candidates = rows[0] if rows else NO_CANDIDATES
         self._num_generation_tokens += 1
         if not group.is_ready:
             return

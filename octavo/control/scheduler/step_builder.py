@@ -87,6 +87,7 @@ class StepBuilder:
                 block_ids=block_ids,
                 num_computed_tokens=request.num_computed_tokens,
                 adapter=request.adapter,
+                prompt_embeds=request.prompt_embeds,
             )
         )
         self._grant(request, num_tokens)

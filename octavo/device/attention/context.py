@@ -11,6 +11,14 @@ from octavo.device.attention.metadata import AttentionMetadata
 
 
 @dataclass(frozen=True)
+class GivenRows:
+    """Embeddings from outside: ``values`` [N, hidden_size] float32 for the step's tokens ``rows`` [N] int64."""
+
+    rows: Tensor
+    values: Tensor
+
+
+@dataclass(frozen=True)
 class ForwardContext:
     """One forward pass: ``metadata`` by attention layer name, and the rows of the step, padding included.
 
@@ -22,3 +30,10 @@ class ForwardContext:
     num_tokens: int
     query_start_loc: Tensor | None = None
     token_types: Tensor | None = None
+    given: GivenRows | None = None
+
+    def with_given(self, embedded: Tensor) -> Tensor:
+        """The embedded tokens of the step, [T, hidden_size], with those that were given in their place."""
+        if self.given is not None:
+            embedded[self.given.rows] = self.given.values.to(embedded.dtype)
+        return embedded

@@ -18,8 +18,8 @@ class Adapters(Protocol):
 
     def remove(self, slot: int) -> None: ...
 
-    def begin_step(self, slots: npt.NDArray[np.int64], num_tokens: npt.NDArray[np.int64]) -> None:
-        """The next forward pass has so many rows of each of these requests, in this order."""
+    def begin_step(self, slots: npt.NDArray[np.int64], query_start_loc: npt.NDArray[np.int32]) -> None:
+        """The next forward pass has these requests, r in rows query_start_loc[r] : query_start_loc[r + 1]."""
         ...
 
     def take_failed(self) -> dict[str, str]:
@@ -44,7 +44,7 @@ class NoAdapters:
     def remove(self, slot: int) -> None:
         pass
 
-    def begin_step(self, slots: npt.NDArray[np.int64], num_tokens: npt.NDArray[np.int64]) -> None:
+    def begin_step(self, slots: npt.NDArray[np.int64], query_start_loc: npt.NDArray[np.int32]) -> None:
         pass
 
     def take_failed(self) -> dict[str, str]:

@@ -61,8 +61,8 @@ class SlotAdapters:
         if content_hash is not None:
             self._slots.release(content_hash)
 
-    def begin_step(self, slots: npt.NDArray[np.int64], num_tokens: npt.NDArray[np.int64]) -> None:
-        rows = self._slot_of_request[slots].repeat(num_tokens)
+    def begin_step(self, slots: npt.NDArray[np.int64], query_start_loc: npt.NDArray[np.int32]) -> None:
+        rows = self._slot_of_request[slots].repeat(np.diff(query_start_loc))
         self._row_slots[: len(rows)] = rows
         self._num_rows += int((rows != NO_ADAPTER).sum())
 

@@ -177,7 +177,7 @@ class Decoder(nn.Module):
 
     def forward(self, token_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
         """token_ids, positions: [T] int64 -> hidden states after the last norm, [T, hidden_size]."""
-        x, residual = self.embed(token_ids), None
+        x, residual = ctx.with_given(self.embed(token_ids)), None
         for layer in self.layers:
             x, residual = layer(x, residual, positions, ctx)
         return enter(self.norm, x, residual)[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -47,8 +47,10 @@ class Kernels:
 OP_NAMES = tuple(field.name for field in fields(Kernels) if field.name in OPS)
 
 
-def load_kernels(backend: str, num_threads: int = 1, isa: str = "auto") -> Kernels:
+def load_kernels(backend: str, num_threads: int = 1, isa: str = "auto", cpus: Sequence[int] = ()) -> Kernels:
     """The kernels of a backend: "reference", or "native" on ``num_threads`` own threads and instruction set ``isa``.
+
+    Threads stay on ``cpus``, if there are any.
 
     An entry of the table names the op itself for the reference, and for another backend a function that takes the
     NativeContext and returns the op. Raises ConfigError where the backend cannot be had.
@@ -56,7 +58,7 @@ def load_kernels(backend: str, num_threads: int = 1, isa: str = "auto") -> Kerne
     reference = {name: resolve(OPS[name]["reference"]) for name in OP_NAMES}
     if backend == "reference":
         return Kernels(**reference, backend=backend)
-    native = open_native(num_threads, isa)
+    native = open_native(num_threads, isa, cpus)
     own = {name: resolve(OPS[name][backend])(native) for name in OP_NAMES if backend in OPS[name]}
     ops = {name: native.op(name, op, has_kernel=name in own) for name, op in (reference | own).items()}
     return Kernels(**ops, backend=backend, missing=frozenset(OP_NAMES) - own.keys(), native=native)

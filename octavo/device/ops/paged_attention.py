@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from octavo.device.ops.hadamard import hadamard, hadamard_size
 from octavo.device.ops.qkv_rope_write import dequantize
 
 ROWS_PER_TILE = 256
@@ -162,6 +163,8 @@ def paged_attention(
     out = torch.zeros_like(query)
     for tile in work.tiles(options):
         rows = query.index_select(0, tile.rows).float()
+        if kv_cache.dtype == torch.int8:  # keys are transformed, and twice is hadamard_size times
+            rows = hadamard(rows / hadamard_size(rows.shape[-1]))
         rows = rows.view(tile.num_requests, -1, *query.shape[1:]).transpose(1, 2)
         keys, values = _gather(kv_cache[0], tile), _gather(kv_cache[1], tile)
         attended = _attend(rows, keys, values, tile.mask, options, sinks)

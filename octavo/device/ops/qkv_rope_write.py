@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from octavo.device.ops.hadamard import hadamard
 from octavo.device.ops.linear import LinearWeight, linear
 from octavo.device.ops.rms_norm import rms_norm
 from octavo.device.ops.rope import RopeTable, rope
@@ -39,7 +40,8 @@ def qkv_rope_write(
     positions:    [T] int64, below the table's length.
     kv_cache:     as the op's backend lays it out, written in place; for the reference [2, num_blocks, block_size,
                   num_kv_heads, head_size], keys then values, any float dtype, the strides of the first two axes free.
-                  In int8 a key or value is followed by the four bytes of its float32 scale (``quantize``).
+                  In int8 a key or value is followed by the four bytes of its float32 scale (``quantize``), and what
+                  is stored of a key is its Hadamard transform: models have keys with a few very large entries.
     slot_mapping: [T] int64, block_id * block_size + offset, distinct; a row of slot -1 is padding and not stored.
     Returns queries [T, num_heads, head_size], rotated, not scaled, in x's dtype. The projection is rounded to x's
     dtype as ``linear`` does; norm and rotation are float32 each with one rounding to x's dtype; what is stored is then
@@ -66,6 +68,8 @@ def write_kv(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor)
         key, value, slot_mapping = key[stored], value[stored], slot_mapping[stored]
     block_size = kv_cache.shape[2]
     slots = (slot_mapping // block_size, slot_mapping % block_size)
+    if kv_cache.dtype == torch.int8:
+        key = hadamard(key.float())
     kv_cache[0].index_put_(slots, _as_stored(key, kv_cache.dtype))
     kv_cache[1].index_put_(slots, _as_stored(value, kv_cache.dtype))
 

@@ -136,6 +136,7 @@ class Recording:
     pieces: tuple[Any, ...]  # of library.Graph and Split
     result: Rows
     kept: tuple[Any, ...] = field(repr=False)  # what the graphs have addresses of
+    results: dict[int, Tensor] = field(default_factory=dict, repr=False)  # views of the result, by number of tokens
 
     @property
     def graphs(self) -> list[Any]:
@@ -153,7 +154,9 @@ class Recording:
                 piece.run(num_tokens, values())
             else:
                 piece.replay(pool, num_tokens, num_requests)
-        return self.result.at(num_tokens)
+        if num_tokens not in self.results:
+            self.results[num_tokens] = self.result.at(num_tokens)
+        return self.results[num_tokens]
 
 
 class Recorder:

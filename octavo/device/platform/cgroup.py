@@ -36,6 +36,12 @@ def read_cgroup_limits(root: Path = Path("/")) -> CgroupLimits:
     )
 
 
+def is_cpu_partition(root: Path = Path("/")) -> bool:
+    """Whether the CPUs of this process's group, or of one of its parents, are closed to all other groups."""
+    partitions = [_text(folder / "cpuset.cpus.partition") for hierarchy, folder in _folders(root) if not hierarchy]
+    return any(text.strip() in ("root", "isolated") for text in partitions)
+
+
 def _folders(root: Path) -> Iterator[tuple[str, Path]]:
     """(controller, folder) of this process's groups and all their parents; the controller is "" for cgroup v2."""
     for line in _text(root / "proc/self/cgroup").splitlines():

@@ -10,7 +10,7 @@ import resource
 import sys
 from pathlib import Path
 
-from octavo.device.platform.cgroup import CgroupLimits, read_cgroup_limits
+from octavo.device.platform.cgroup import CgroupLimits, is_cpu_partition, read_cgroup_limits
 from octavo.words.device_caps import DeviceCaps
 
 # Instruction sets worth naming: those that decide a type or a kernel. Spelled as /proc/cpuinfo spells them.
@@ -38,6 +38,7 @@ def detect_cpu(root: Path = Path("/")) -> DeviceCaps:
         isa=isa,
         fast_dtypes=("bfloat16", "float32") if _BFLOAT16_UNITS.intersection(isa) else ("float32",),
         has_native=has_native(),
+        exclusive_cpus=exclusive_cpus(root),
     )
 
 
@@ -45,6 +46,25 @@ def usable_threads(limits: CgroupLimits) -> int:
     """CPUs in this process's affinity mask, cut to the whole CPUs of the cgroup's quota; at least 1."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(count, int(limits.cpus)) if limits.cpus is not None else count)
+
+
+def exclusive_cpus(root: Path = Path("/")) -> tuple[int, ...]:
+    """The CPUs of this process's affinity mask, if they are kept free of others; else none.
+
+    The kernel does so for CPUs that it was started without (``isolcpus``), and for those of a cgroup that is a
+    partition of its own ("Control Group v2", cpuset.cpus.partition).
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return ()
+    ours = sorted(os.sched_getaffinity(0))
+    isolated = cpu_list(_text(root / "sys/devices/system/cpu/isolated"))
+    return tuple(ours) if isolated.issuperset(ours) or is_cpu_partition(root) else ()
+
+
+def cpu_list(text: str) -> set[int]:
+    """Numbers as Linux lists them: 0,4-7."""
+    ranges = [part.split("-") for part in text.strip().split(",") if part]
+    return {cpu for numbers in ranges for cpu in range(int(numbers[0]), int(numbers[-1]) + 1)}
 
 
 def memory_bytes(root: Path, limits: CgroupLimits) -> tuple[int, int]:

@@ -29,14 +29,15 @@ ROW_CHOICE = np.dtype(
         ("purpose", np.uint32),
     ]
 )
-"""How a row's token is chosen; csrc/sampling.h has the same fields.
+"""How a request's tokens are chosen; csrc/sampling.h has the same fields.
 
-Seed, position (absolute, of the token), choice index and purpose name the stream of its random numbers. The
+Seed, position (absolute, of a token, filled in where it is chosen), choice index and purpose name the stream of its
+random numbers. The
 temperature is 0 for the best candidate; top_k is 0, top_p 1 and min_p 0 where there is none.
 """
 
 RowChoices: TypeAlias = npt.NDArray[Any]
-"""[R] of ROW_CHOICE."""
+"""[slots] of ROW_CHOICE."""
 
 TILE_BYTES = 2 << 20
 """Logits worked on at a time: every temporary of a draw then stays in the processor's cache."""
@@ -49,8 +50,16 @@ class Chooser(Protocol):
         """Rows that no token can be taken from, with the reason; their logits become zeros."""
         ...
 
-    def choose(self, logits: Tensor, choices: RowChoices, *, keep_logits: bool = False) -> Tensor:
-        """One token per row of usable logits, [R] int64.
+    def choose(
+        self,
+        logits: Tensor,
+        choices: RowChoices,
+        slots: Sequence[int],
+        positions: Sequence[int],
+        *,
+        keep_logits: bool = False,
+    ) -> list[int]:
+        """One token per row of usable logits, each as ``choices`` has it for its slot, for its position.
 
         ``keep_logits`` leaves in ``logits`` what each token was chosen from: after temperature, with everything that
         was filtered out at -inf. Otherwise they may be overwritten with anything.
@@ -68,7 +77,17 @@ class TorchChooser:
     def unusable_rows(self, logits: Tensor, what: str) -> dict[int, str]:
         return unusable_rows(logits, what)
 
-    def choose(self, logits: Tensor, choices: RowChoices, *, keep_logits: bool = False) -> Tensor:
+    def choose(
+        self,
+        logits: Tensor,
+        choices: RowChoices,
+        slots: Sequence[int],
+        positions: Sequence[int],
+        *,
+        keep_logits: bool = False,
+    ) -> list[int]:
+        choices = choices[list(slots)]
+        choices["position"] = positions
         random = np.flatnonzero(choices["temperature"])
         all_random = random.size == len(choices)
         token_ids = torch.empty(random.size, dtype=torch.int64) if all_random else best_ids(logits)
@@ -81,7 +100,8 @@ class TorchChooser:
             token_ids[rows], chosen_from = draw(scaled, filters, _keys(parameters), keep_logits=keep_logits)
             if chosen_from is not None:
                 logits[rows] = chosen_from
-        return token_ids
+        chosen: list[int] = token_ids.tolist()
+        return chosen
 
     def logprob_rows(self, logits: Tensor, token_ids: Tensor, num_best: Sequence[int]) -> list[LogprobsRow]:
         return logprob_rows(logits, token_ids, num_best)

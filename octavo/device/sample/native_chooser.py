@@ -22,18 +22,28 @@ class NativeChooser:
         assert ROW_CHOICE.itemsize == native.library.ROW_CHOICE_BYTES
         self._library = native.library
         self._pool = native.pool
+        self._choices: RowChoices = np.empty(0, dtype=ROW_CHOICE)
+        self._choices_at = 0
 
     def unusable_rows(self, logits: Tensor, what: str) -> dict[int, str]:
-        best = torch.empty(len(logits), dtype=torch.float32)
-        self._library.row_maxima(self._pool, _address(logits), *logits.shape, best.data_ptr())
-        return clear_unusable(logits, best, what)
+        return clear_unusable(logits, self._library.unusable_rows(self._pool, _address(logits), *logits.shape), what)
 
-    def choose(self, logits: Tensor, choices: RowChoices, *, keep_logits: bool = False) -> Tensor:
-        token_ids = torch.empty(len(logits), dtype=torch.int64)
-        choices = np.ascontiguousarray(choices)
-        assert choices.dtype == ROW_CHOICE and len(choices) == len(logits)
-        self._library.choose_tokens(
-            self._pool, _address(logits), *logits.shape, choices.ctypes.data, keep_logits, token_ids.data_ptr()
+    def choose(
+        self,
+        logits: Tensor,
+        choices: RowChoices,
+        slots: Sequence[int],
+        positions: Sequence[int],
+        *,
+        keep_logits: bool = False,
+    ) -> list[int]:
+        if choices is not self._choices:  # asking where an array lies takes longer than the rest
+            assert choices.dtype == ROW_CHOICE and choices.flags.c_contiguous
+            self._choices, self._choices_at = choices, choices.ctypes.data
+        vocab_size = logits.shape[1]
+        assert len(slots) == len(logits)
+        token_ids: list[int] = self._library.choose_tokens(
+            self._pool, _address(logits), vocab_size, self._choices_at, slots, positions, keep_logits
         )
         return token_ids
 

@@ -29,10 +29,13 @@ class PromptLogprobs:
     def remove(self, slot: int) -> None:
         self._num_best.pop(slot, None)
 
+    @property
+    def is_asked(self) -> bool:
+        """Whether any request wants them."""
+        return bool(self._num_best)
+
     def asking(self, slots: Iterable[int]) -> list[tuple[int, int]]:
         """(row, number of candidates) of the rows whose request asked."""
-        if not self._num_best:
-            return []
         return [(row, self._num_best[slot]) for row, slot in enumerate(slots) if slot in self._num_best]
 
     def score(

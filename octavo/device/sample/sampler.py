@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from octavo.device.sample.candidates import best_ids
-from octavo.device.sample.chooser import ROW_CHOICE, Chooser, RowChoices, TorchChooser
+from octavo.device.sample.chooser import ROW_CHOICE, Chooser, TorchChooser
 from octavo.device.sample.custom_processors import CustomProcessor
 from octavo.device.sample.grammar_mask import GrammarMask
 from octavo.device.sample.logits_processors import (
@@ -131,13 +132,13 @@ class Sampler:
             failed |= {row: self._refused[slot] for row, slot in enumerate(batch.slots) if slot in self._refused}
         candidates = self._candidates(logits, batch, raw_totals)
         # In processed mode, the logits then hold what the tokens were chosen from.
-        choices = self._row_choices(batch)
+        positions: list[int] = batch.num_tokens.tolist()
         keep = self._processed_logprobs or self._verification.needs_logits
-        token_ids = self._chooser.choose(logits, choices, keep_logits=keep)
-        self._verification.settle(token_ids, logits, choices, batch)
+        token_ids = self._chooser.choose(logits, self._choices, batch.slots, positions, keep_logits=keep)
+        self._verification.settle(token_ids, logits, self._choices, batch)
         rows = self._logprobs(logits[asking] if raw is None else raw, token_ids, asking, batch) if asking else {}
         rows |= candidates
-        return SamplerOutput(token_ids.tolist(), [rows.get(row) for row in range(len(batch.slots))], failed)
+        return SamplerOutput(token_ids, [rows.get(row) for row in range(len(batch.slots))], failed)
 
     def guess(
         self, logits: Tensor, batch: SamplingBatch, purpose: Purpose = Purpose.TOKEN, *, keep_logits: bool = False
@@ -152,9 +153,13 @@ class Sampler:
         changed = [processor.apply(logits, batch) for processor in ours]
         if any(changed):
             self._chooser.unusable_rows(logits, "a drafter's logits")
-        choices = self._row_choices(batch)
-        choices["purpose"] = purpose
-        return self._chooser.choose(logits, choices, keep_logits=keep_logits).numpy()
+        choices = self._choices
+        if purpose is not Purpose.TOKEN:
+            choices = choices.copy()
+            choices["purpose"] = purpose
+        positions: list[int] = batch.num_tokens.tolist()
+        guesses = self._chooser.choose(logits, choices, batch.slots, positions, keep_logits=keep_logits)
+        return np.array(guesses, dtype=np.int64)
 
     def _beams(self, batch: SamplingBatch) -> list[int]:
         if not self._num_candidates:
@@ -186,13 +191,9 @@ class Sampler:
         budgets = (each.num_forced for each in self._processors if isinstance(each, ThinkingBudget))
         return {"thinking_budget": sum(budgets), **custom}
 
-    def _row_choices(self, batch: SamplingBatch) -> RowChoices:
-        choices = self._choices[batch.slots]
-        choices["position"] = batch.num_tokens
-        return choices
-
     def _logprobs(
-        self, logits: Tensor, token_ids: Tensor, asking: list[int], batch: SamplingBatch
+        self, logits: Tensor, token_ids: list[int], asking: list[int], batch: SamplingBatch
     ) -> dict[int, LogprobsRow]:
         num_best = [self._num_logprobs[batch.slots[row]] for row in asking]
-        return dict(zip(asking, self._chooser.logprob_rows(logits, token_ids[asking], num_best), strict=True))
+        chosen = torch.tensor([token_ids[row] for row in asking])
+        return dict(zip(asking, self._chooser.logprob_rows(logits, chosen, num_best), strict=True))

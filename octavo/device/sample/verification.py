@@ -26,10 +26,11 @@ class Verification(Protocol):
 
     needs_logits: bool
 
-    def settle(self, token_ids: Tensor, logits: Tensor, choices: RowChoices, batch: SamplingBatch) -> None:
-        """Change the samples ``token_ids`` [R] int64 where another token stands.
+    def settle(self, token_ids: list[int], logits: Tensor, choices: RowChoices, batch: SamplingBatch) -> None:
+        """Change the samples ``token_ids``, one per row, where another token stands.
 
-        logits: [R, V] that each was drawn from: after temperature, what was filtered out at -inf.
+        choices: by slot, as in ``Chooser``. logits: [R, V] that each was drawn from: after temperature, what was
+        filtered out at -inf.
         """
         ...
 
@@ -39,7 +40,7 @@ class ExactMatch:
 
     needs_logits = False
 
-    def settle(self, token_ids: Tensor, logits: Tensor, choices: RowChoices, batch: SamplingBatch) -> None:
+    def settle(self, token_ids: list[int], logits: Tensor, choices: RowChoices, batch: SamplingBatch) -> None:
         pass
 
 
@@ -78,11 +79,12 @@ class RejectionSampling:
     def __init__(self, proposals: Proposals) -> None:
         self._proposals = proposals
 
-    def settle(self, token_ids: Tensor, logits: Tensor, choices: RowChoices, batch: SamplingBatch) -> None:
-        rows = [row for row in guessed_rows(batch) if choices["temperature"][row] > 0]
+    def settle(self, token_ids: list[int], logits: Tensor, choices: RowChoices, batch: SamplingBatch) -> None:
+        rows = [row for row in guessed_rows(batch) if choices["temperature"][batch.slots[row]] > 0]
         if not rows:
             return
-        mine = choices[rows]
+        mine = choices[[batch.slots[row] for row in rows]]
+        mine["position"] = batch.num_tokens[rows]
         chances = uniforms(_keys(mine, Purpose.ACCEPT), np.zeros(1, dtype=np.int64))[:, 0]
         recovering = _keys(mine, Purpose.RECOVER)
         p = logits[rows].double().softmax(-1)

@@ -26,6 +26,11 @@ class BlockTable:
         self._block_ids: npt.NDArray[np.int32] = np.zeros((max_num_requests, FIRST_COLUMNS), dtype=np.int32)
         self._num_blocks = [0] * max_num_requests
 
+    @property
+    def rows(self) -> npt.NDArray[np.int32]:
+        """[max_num_requests, columns]: the blocks of each slot; another array once these do not suffice."""
+        return self._block_ids
+
     def append(self, slot: int, block_ids: Sequence[int]) -> None:
         """Add blocks behind those of the slot."""
         start = self._num_blocks[slot]

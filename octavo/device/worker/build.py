@@ -87,7 +87,7 @@ def build_extension(config: EngineConfig, worker: object) -> Any | None:
 
 def build_kernels(plan: Plan) -> Kernels:
     """The ops of the Plan's backend, with the threads they run on."""
-    return load_kernels(plan.kernels, plan.num_threads, plan.cpu_isa)
+    return load_kernels(plan.kernels, plan.num_threads, plan.cpu_isa, plan.pinned_cpus)
 
 
 def build_empty_model(plan: Plan, facts: ModelFacts, kernels: Kernels) -> nn.Module:

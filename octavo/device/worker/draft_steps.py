@@ -68,8 +68,8 @@ class _Rows:
         self.num_computed_tokens = np.zeros(max_num_requests, dtype=np.int64)
         self.second_text_at = np.full(max_num_requests, NO_SECOND_TEXT)
 
-    def slots(self, request_ids: list[Any]) -> Ints:
-        return np.array(request_ids, dtype=np.int64)
+    def slots(self, request_ids: list[Any]) -> list[int]:
+        return request_ids
 
 
 class FollowingCache:
@@ -156,7 +156,7 @@ class DraftSteps:
         return self.graphs.forward(self._cache.prepare(slots, starts, counts, token_ids))
 
     def logits(self, hidden: Tensor, rows: Ints) -> Tensor:
-        logits = self.graphs.logits(hidden, torch.from_numpy(rows))
+        logits = self.graphs.logits(hidden, rows)
         lacking = self._vocab_size - logits.shape[1]
         if not lacking:
             return logits

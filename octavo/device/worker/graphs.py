@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import ModuleType
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -38,8 +41,13 @@ class StepGraphs:
     def __init__(self, model: nn.Module, kernels: Kernels, max_num_rows: int) -> None:
         self._model = model
         self._kernels = kernels
-        self._rows = torch.zeros(max_num_rows, dtype=torch.int64)
+        self._rows = np.zeros(max_num_rows, dtype=np.int64)
         self.forget("not captured yet")
+
+    @property
+    def library(self) -> ModuleType | None:
+        """The native library that the model's ops run on, if they do."""
+        return None if self._kernels.native is None else self._kernels.native.library
 
     def forget(self, reason: str) -> None:
         """Run op by op from now on, for this reason."""
@@ -81,18 +89,20 @@ class StepGraphs:
 
     def forward(self, batch: InputBatch) -> Tensor:
         """Hidden states after the last norm, [T, hidden_size]."""
-        if self._forward is None or batch.inputs is not self._inputs or batch.num_tokens > self._forward.arena.max_rows:
+        is_captured = self._forward is not None and batch.inputs is self._inputs and batch.given is None
+        if self._forward is None or not is_captured or batch.num_tokens > self._forward.arena.max_rows:
             self.num_eager_steps += 1
             return self._eager(batch)
         self.num_replays += 1
         return self._replay(self._forward, batch)
 
-    def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
-        """Logits of some rows [S] int64 of a step's hidden states, float32 [S, vocab_size]."""
-        if self._logits is None or len(rows) > len(self._rows) or hidden.data_ptr() != self._hidden.data_ptr():
-            return self.compute_logits(hidden[rows])
-        self._rows[: len(rows)] = rows
-        return self._logits.replay(len(rows), len(rows), dict)
+    def logits(self, hidden: Tensor, rows: npt.NDArray[np.int64]) -> Tensor:
+        """Logits of some rows [S] of a step's hidden states, float32 [S, vocab_size]."""
+        num_rows = len(rows)
+        if self._logits is None or num_rows > len(self._rows) or hidden.data_ptr() != self._hidden.data_ptr():
+            return self.compute_logits(hidden[torch.from_numpy(rows)])
+        self._rows[:num_rows] = rows
+        return self._logits.replay(num_rows, num_rows, dict)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Logits of any rows, [R, hidden_size] -> float32 [R, vocab_size]; never replayed."""
@@ -136,7 +146,7 @@ class StepGraphs:
         rows = batch.sampled_token_rows
         logits = self.logits(replayed, rows)
         eager = self._eager(batch)
-        if not (_same_bits(replayed, eager) and _same_bits(logits, self.compute_logits(eager[rows]))):
+        if not (_same_bits(replayed, eager) and _same_bits(logits, self.compute_logits(eager[torch.from_numpy(rows)]))):
             raise CaptureError(
                 f"a replayed step of {batch.num_requests} requests and {batch.num_tokens} tokens differs from the same "
                 "step run op by op"
@@ -145,8 +155,10 @@ class StepGraphs:
     def _record_logits(self, num_rows: int) -> Recording:
         native = self._kernels.native
         assert native is not None
-        recorder = Recorder(native, Arena(len(self._rows)), num_rows, token_arrays=[self._rows])
-        hidden, rows = DenseWeight(self._hidden), self._rows[:num_rows].zero_()
+        self._rows[:num_rows] = 0
+        all_rows = torch.from_numpy(self._rows)
+        recorder = Recorder(native, Arena(len(all_rows)), num_rows, token_arrays=[all_rows])
+        hidden, rows = DenseWeight(self._hidden), all_rows[:num_rows]
         # Picking rows is what an embedding does.
         return recorder.record(self._model, lambda: self._model.compute_logits(self._kernels.embedding(rows, hidden)))
 

@@ -63,14 +63,14 @@ class SamplingHead:
         sampled = self._sample(hidden, batch, table, grammar_masks)
         token_ids: list[list[int]] = [[] for _ in batch.request_ids]
         logprobs: list[list[LogprobsRow] | None] = [None] * len(batch.request_ids)
-        for row, drafts, first in _sampled_rows(batch, table):
+        for row, num_drafts, first in _sampled(batch):
             if first in sampled.failed:
                 failed[batch.request_ids[row]] = sampled.failed[first]
             if batch.request_ids[row] not in failed:
-                end = first + _num_taken(sampled, first, drafts)
+                end = first + _num_taken(sampled, first, _drafts(batch, table, row, num_drafts))
                 token_ids[row] = sampled.token_ids[first:end]
                 logprobs[row] = [each for each in sampled.logprobs[first:end] if each is not None] or None
-        table.append(batch.slots[batch.sampled], [token_ids[row] for row in batch.sampled])
+        table.append(batch.slots.tolist(), token_ids)
         output = ModelRunnerOutput(
             step_id=batch.step_id,
             request_ids=batch.request_ids,
@@ -98,7 +98,7 @@ class SamplingHead:
             num_kept=np.minimum(batch.seq_lens, num_tokens - is_sampled) - batch.num_computed,
             is_sampled=is_sampled,
             hidden=hidden,
-            first_rows=batch.query_start_loc[:-1],
+            first_rows=batch.query_start_loc[:-1].astype(np.int64),
         )
         output.draft_token_ids = self._drafter.propose(said, batch.num_drafts_to_guess)
         output.draft_seconds = time.perf_counter() - began
@@ -109,20 +109,15 @@ class SamplingHead:
     def _sample(
         self, hidden: Tensor, batch: InputBatch, table: RequestTable, grammar_masks: GrammarMasks | None
     ) -> SamplerOutput:
-        if not batch.sampled.size:
+        if not batch.counts.num_sampled:
             return SamplerOutput([], [])
         logits = self._graphs.logits(hidden, batch.sampled_token_rows)
-        counts = batch.num_drafts + 1
-        firsts = counts.cumsum() - counts
         masked = None
         if grammar_masks is not None:
-            ids = (batch.request_ids[row] for row in batch.sampled)
-            masked = masked_rows(grammar_masks, dict(zip(ids, firsts.tolist(), strict=True)))
-        slots = batch.slots[batch.sampled].repeat(counts)
-        num_drafts = np.arange(len(slots)) - firsts.repeat(counts)
-        num_tokens = table.num_tokens[slots] + num_drafts
+            masked = masked_rows(grammar_masks, {batch.request_ids[row]: first for row, _, first in _sampled(batch)})
+        slots = batch.logit_slots.tolist()
         return self._sampler.sample(
-            logits, SamplingBatch(slots.tolist(), num_tokens, table.token_ids, masked, num_drafts)
+            logits, SamplingBatch(slots, batch.logit_positions, table.token_ids, masked, batch.logit_drafts)
         )
 
     def _score_prompts(
@@ -131,6 +126,8 @@ class SamplingHead:
         """Rows for the prompt tokens that follow this step's positions, and requests that cannot be scored."""
         rows: dict[str, list[LogprobsRow]] = {}
         failed: dict[str, str] = {}
+        if not self._prompt_logprobs.is_asked:
+            return rows, failed
         for row, num_best in self._prompt_logprobs.asking(batch.slots.tolist()):
             request_id, slot = batch.request_ids[row], batch.slots[row]
             start = int(batch.num_computed[row])
@@ -149,16 +146,21 @@ class SamplingHead:
         return rows, failed
 
 
-def _sampled_rows(batch: InputBatch, table: RequestTable) -> Iterator[tuple[int, list[int], int]]:
-    """Of each sampled request: its row of the batch, its drafts, and the first of its rows of the logits."""
+def _sampled(batch: InputBatch) -> Iterator[tuple[int, int, int]]:
+    """Of each sampled request: its row of the batch, how many drafts it has, and its first row of the logits."""
     first = 0
     for row, num_drafts in zip(batch.sampled.tolist(), batch.num_drafts.tolist(), strict=True):
-        drafts: list[int] = []
-        if num_drafts:
-            slot, start = batch.slots[row], int(batch.seq_lens[row]) - num_drafts
-            drafts = table.token_ids[slot, start : start + num_drafts].tolist()
-        yield row, drafts, first
+        yield row, num_drafts, first
         first += 1 + num_drafts
+
+
+def _drafts(batch: InputBatch, table: RequestTable, row: int, num_drafts: int) -> list[int]:
+    """The drafts that the step verifies for a request."""
+    if not num_drafts:
+        return []
+    end = int(batch.seq_lens[row])
+    drafts: list[int] = table.token_ids[batch.slots[row], end - num_drafts : end].tolist()
+    return drafts
 
 
 def _num_taken(sampled: SamplerOutput, first: int, drafts: list[int]) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +20,8 @@ from octavo.words.kv_cache_spec import (
     KVCacheConfig,
     SlidingWindowSpec,
 )
+
+HUGE_PAGE = 2 << 20
 
 TWO_HALVES = (FullAttentionSpec, SlidingWindowSpec, ChunkedLocalAttentionSpec)
 """Kinds of cache that are one half of keys and one of values."""
@@ -63,8 +67,7 @@ class KVCache:
         self._pages: list[Tensor] = []
         self.layers: dict[str, Tensor] = {}
         for tensor in config.tensors:
-            # Not zeros: that would touch, and so really take, every page.
-            memory = torch.empty(tensor.size_bytes, dtype=torch.uint8)
+            memory = _untouched(tensor.size_bytes)
             self._pages.append(memory.view(config.num_blocks, -1))
             for name in tensor.layer_names:
                 self.layers[name] = _layer_view(memory, group_of[name], config.num_blocks)
@@ -81,6 +84,21 @@ class KVCache:
         if block_ids:
             for pages in self._pages:
                 pages[list(block_ids)] = 0
+
+
+def _untouched(num_bytes: int) -> Tensor:
+    """Zeros that take no memory before they are written to; from then on in huge pages, where the system gives them.
+
+    Attention reads whole blocks here and there, and with small pages it waits for their addresses too.
+    """
+    step = HUGE_PAGE if num_bytes >= HUGE_PAGE else mmap.PAGESIZE
+    memory = mmap.mmap(-1, num_bytes + step, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    pages = torch.frombuffer(memory, dtype=torch.uint8)
+    start = -pages.data_ptr() % step
+    return pages[start : start + num_bytes]
 
 
 def _layer_view(memory: Tensor, group: LayerGroup, num_blocks: int) -> Tensor:

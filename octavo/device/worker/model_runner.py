@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
 from octavo.device.layers.attention import attention_layers, bind_kv_cache
@@ -19,6 +17,7 @@ from octavo.device.worker.graphs import StepGraphs, capture_steps
 from octavo.device.worker.head import Head
 from octavo.device.worker.input_batch import GroupInputs, InputBatch, StepInputs
 from octavo.device.worker.kv_cache import KVCache, layer_groups
+from octavo.device.worker.prompt_embeds import PromptEmbeds
 from octavo.device.worker.request_table import RequestTable, SlotHolder
 from octavo.util.spans import NO_SPANS, Spans
 from octavo.words.errors import CaptureError
@@ -62,7 +61,8 @@ class ModelRunner:
         self._model = model
         self.graphs = graphs
         self.adapters = adapters or NoAdapters()
-        self._holders = (*holders, self.adapters)
+        self._prompt_embeds = PromptEmbeds()
+        self._holders = (*holders, self.adapters, self._prompt_embeds)
         self.head = head
         self._max_num_requests = max_num_requests
         self._max_num_tokens = max_num_tokens
@@ -84,6 +84,7 @@ class ModelRunner:
                 for group, table in zip(groups, tables, strict=True)
             ],
             **sizes,
+            library=self.graphs.library,
         )
         self.graphs.forget("not captured yet")
         self._config = config
@@ -95,7 +96,6 @@ class ModelRunner:
         """Drop every request the runner knows."""
         self._table.clear()
 
-    @torch.inference_mode()
     def capture_graphs(self, vocab_size: int) -> GraphReport:
         """Record a step, and hold replays at other sizes to eager steps; from then on steps are replayed.
 
@@ -131,7 +131,6 @@ class ModelRunner:
         finally:
             self._table.update(dummy_end(output))
 
-    @torch.inference_mode()
     def execute(self, output: SchedulerOutput) -> Step:
         """Compute the hidden states of a decided step. A step without tokens only updates what is known."""
         self._table.update(output)
@@ -143,20 +142,21 @@ class ModelRunner:
             return Step(output.step_id)
         with self.spans.span("prepare"):
             batch = self._inputs.prepare(output, self._table)
-            self.adapters.begin_step(batch.slots, np.diff(batch.query_start_loc))
+            given = self._prompt_embeds.of_step(batch)
+            batch = batch if given is None else replace(batch, given=given)
+            self.adapters.begin_step(batch.slots, batch.query_start_loc)
         with self.spans.span("forward"):
             hidden = self.graphs.forward(batch)
         if self.spans.detailed:
             self.spans.extend(self.graphs.forward_spans())
         return Step(output.step_id, batch, hidden)
 
-    @torch.inference_mode()
     def sample(self, step: Step, grammar_masks: GrammarMasks | None = None) -> ModelRunnerOutput:
         """Finish a step: tokens for the requests that are done with their known ones, and guesses for the next step."""
         if step.batch is None or step.hidden is None:
             return ModelRunnerOutput(step_id=step.step_id, request_ids=[], sampled_token_ids=[])
         output = self.head.finish(step.hidden, step.batch, self._table, grammar_masks)
         output.failed |= self.adapters.take_failed()
-        if self.spans.detailed and len(step.batch.sampled):
+        if self.spans.detailed and step.batch.counts.num_sampled:
             self.spans.extend(self.graphs.logits_spans())
         return output

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -94,18 +94,18 @@ class RequestTable:
         for request_id in list(self._slots):
             self.remove(request_id)
 
-    def append(self, slots: npt.NDArray[np.int64], token_ids: Sequence[Sequence[int]]) -> None:
+    def append(self, slots: Iterable[int], token_ids: Iterable[Sequence[int]]) -> None:
         """Add tokens to each of these slots."""
-        counts = np.fromiter(map(len, token_ids), np.int64, len(slots))
-        ends = self.num_tokens[slots] + counts
-        self.reserve(int(ends.max(initial=0)))
-        columns = np.arange(counts.sum()) + (ends - counts.cumsum()).repeat(counts)
-        self.token_ids[slots.repeat(counts), columns] = [token_id for ids in token_ids for token_id in ids]
-        self.num_tokens[slots] = ends
+        for slot, ids in zip(slots, token_ids, strict=True):
+            start = int(self.num_tokens[slot])
+            end = start + len(ids)
+            self.reserve(end)
+            self.token_ids[slot, start:end] = ids
+            self.num_tokens[slot] = end
 
-    def slots(self, request_ids: Sequence[str]) -> npt.NDArray[np.int64]:
+    def slots(self, request_ids: Iterable[str]) -> list[int]:
         """The slots of these requests, in this order."""
-        return np.fromiter((self._slots[request_id] for request_id in request_ids), np.int64, len(request_ids))
+        return [self._slots[request_id] for request_id in request_ids]
 
     def _lay_out(self, slot: int, draft_token_ids: Sequence[int]) -> None:
         start = int(self.num_tokens[slot])

@@ -29,7 +29,7 @@ from octavo.device.worker.draft_steps import FollowingSteps
 from octavo.device.worker.dummy import dummy_end, dummy_kv_cache_config, dummy_step
 from octavo.device.worker.memory import PROFILED_TOKENS, parameter_bytes, step_bytes
 from octavo.device.worker.model_runner import Step
-from octavo.device.worker.threads import torch_threads
+from octavo.device.worker.threads import TorchThreads
 from octavo.plan.plan import Plan
 from octavo.util.byte_size import format_byte_size
 from octavo.util.spans import NO_SPANS, Span, SpanRecorder
@@ -68,6 +68,8 @@ class Worker:
         self._facts = facts
         self._checkpoint = checkpoint
         self._extension = build_extension(config, self)
+        # Native kernels bring their own threads: two teams on the same CPUs would stand in each other's way.
+        self._threads = TorchThreads(1 if plan.kernels == "native" else plan.num_threads)
 
     def init_device(self) -> None:
         """Take note of the memory that is free. Raises InsufficientMemoryError if the KV memory asked is not."""
@@ -75,7 +77,7 @@ class Worker:
 
     def load_model(self) -> LoadReport:
         """Build the model and fill it from the checkpoint."""
-        with torch_threads(self._plan.num_threads):
+        with TorchThreads(self._plan.num_threads):
             kernels = build_kernels(self._plan)
             self.model = build_empty_model(self._plan, self._facts, kernels)
             report = self._load_weights(self.model, self._checkpoint)
@@ -156,7 +158,7 @@ class Worker:
     def warm_up(self) -> GraphReport:
         """Capture the forward pass, and run a step of one made-up token: the first real one finds everything loaded."""
         if self._plan.graph_capture:
-            with self._threads():
+            with self._threads:
                 report = self.model_runner.capture_graphs(self._facts.vocab_size)
             if not report.captured:
                 logger.warning("Steps run op by op, which is slower: %s", report.reason)
@@ -182,12 +184,12 @@ class Worker:
 
     def execute(self, step: SchedulerOutput) -> Step:
         """Compute the hidden states of a step."""
-        with self._threads():
+        with self._threads:
             return self.model_runner.execute(step)
 
     def sample(self, handle: Step, grammar_masks: GrammarMasks | None = None) -> ModelRunnerOutput:
         """Finish a step that ``execute`` began."""
-        with self._threads():
+        with self._threads:
             return self.model_runner.sample(handle, grammar_masks)
 
     def start_profile(self, with_ops: bool = False) -> None:
@@ -245,15 +247,11 @@ class Worker:
         for name in ("model", "model_runner", "_network", "_drafter_steps"):
             vars(self).pop(name, None)
 
-    def _threads(self) -> Any:
-        # Native kernels bring their own threads: two teams on the same CPUs would stand in each other's way.
-        return torch_threads(1 if self._plan.kernels == "native" else self._plan.num_threads)
-
     def _largest_step_bytes(self) -> int:
         plan, longest = self._plan, self._facts.max_position
         config = dummy_kv_cache_config(self.get_kv_cache_specs(), self.shared_layers(), PROFILED_TOKENS, longest)
         self.model_runner.initialize_kv_cache(config)
-        with self._threads():
+        with self._threads:
             return step_bytes(
                 self.model_runner,
                 config,

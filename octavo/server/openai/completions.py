@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from octavo.frontend.async_llm import AsyncLLM
 from octavo.frontend.input_processor import PreparedRequest
+from octavo.frontend.prompt_embeds import decode_embeds
 from octavo.server.api_error import ApiError
 from octavo.server.context import ServerContext, request_id_of
 from octavo.server.openai.generation import (
@@ -28,7 +29,7 @@ from octavo.server.openai.generation import (
 )
 from octavo.server.openai.streaming import ended, frame, run_all
 from octavo.server.responses import EventStream, json_response, unless_gone
-from octavo.words.inputs import TokensPrompt
+from octavo.words.inputs import EmbedsPrompt, PromptType, TokensPrompt
 from octavo.words.outputs import CompletionOutput, Logprob, RequestOutput
 from octavo.words.sampling_params import SamplingParams
 
@@ -38,9 +39,11 @@ Position = Mapping[int, Logprob] | None
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
-    """The body of a request. ``prompt``: text, a list of texts, token ids, or a list of lists of token ids."""
+    """The body of a request. ``prompt``: text, a list of texts, token ids, or a list of lists of token ids; or else
+    ``prompt_embeds``: base64 of an .npy file or of safetensors, or a list of these."""
 
-    prompt: Any
+    prompt: Any = None
+    prompt_embeds: str | list[str] | None = None
     echo: bool | None = None
     logprobs: int | None = None
     suffix: str | None = None
@@ -124,7 +127,7 @@ class _Answer:
         body = self._body
         self._check_options()
         params = self._params()
-        prompts = list_prompts(body.prompt)
+        prompts = list_prompts(body.prompt) if body.prompt_embeds is None else embeds_prompts(body)
         width = params.n if params.beam_search is None else params.beam_search.width
         if len(prompts) * width > self._context.config.max_choices:
             name = "n" if params.n > 1 else "prompt"
@@ -165,8 +168,10 @@ class _Answer:
             own["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
         return sampling_params(body, self._llm.default_sampling_params, **own)
 
-    async def _tokens(self, prompt: str | list[Any]) -> TokensPrompt:
+    async def _tokens(self, prompt: str | list[Any] | EmbedsPrompt) -> PromptType:
         body, tokenizer = self._body, self._llm.tokenizer
+        if isinstance(prompt, dict):
+            return prompt
         found: TokensPrompt = {"prompt_token_ids": []}
         if isinstance(prompt, str):
             self._llm.check_text_length(len(prompt))
@@ -305,7 +310,24 @@ class _Answer:
         self._offsets[number] = offset + length
 
 
-def list_prompts(given: Any) -> list[str | list[Any]]:
+def embeds_prompts(body: CompletionRequest) -> list[str | list[Any] | EmbedsPrompt]:
+    """The prompts of a request that gives embeddings. Raises ApiError or RequestError."""
+    if body.prompt is not None or body.echo or body.truncate_prompt_tokens is not None:
+        name = "prompt" if body.prompt is not None else "echo" if body.echo else "truncate_prompt_tokens"
+        raise ApiError(400, f"{name} does not go together with prompt_embeds.", param="prompt_embeds")
+    given = [body.prompt_embeds] if isinstance(body.prompt_embeds, str) else body.prompt_embeds or []
+    if not 0 < len(given) <= MAX_PROMPTS:
+        raise ApiError(400, f"prompt_embeds must have 1 to {MAX_PROMPTS} entries.", param="prompt_embeds")
+    found: list[str | list[Any] | EmbedsPrompt] = []
+    for text in given:
+        prompt: EmbedsPrompt = {"prompt_embeds": decode_embeds(text)}
+        if body.cache_salt is not None:
+            prompt["cache_salt"] = body.cache_salt
+        found.append(prompt)
+    return found
+
+
+def list_prompts(given: Any) -> list[str | list[Any] | EmbedsPrompt]:
     """The prompts of a request, each text or token ids. Raises ApiError for anything else."""
     if isinstance(given, str):
         return [given]

@@ -176,3 +176,12 @@ def test_what_is_lost_in_a_failed_step_is_computed_again() -> None:
     for each in (plain, plane):
         each.run()
     assert plane.answers() == plain.answers()
+
+
+def test_an_executor_without_a_model_finds_no_answers_and_says_so() -> None:
+    plane = ControlPlane()
+    message = make_message("r", 4, n=2, beam_search=BeamSearch(width=2))
+    message.choice_ids = ("r", "r-1")
+    plane.scheduler.add_request(Request(message, plane.hasher))
+    plane.run()
+    assert "found 0 answers" in str(plane.last_output("r").error) and "r-1" in plane.outputs

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.device.ops.hadamard import hadamard, hadamard_size
 from octavo.device.ops.paged_attention import AttentionOptions, WorkList
 from octavo.device.ops.qkv_rope_write import dequantize, write_kv
 
@@ -106,7 +107,10 @@ class PagedBatch:
 
     def _read(self) -> Tensor:
         slots = self.kv_cache.flatten(1, 2)
-        return dequantize(slots) if slots.dtype == torch.int8 else slots
+        if slots.dtype != torch.int8:
+            return slots
+        keys, values = dequantize(slots).double()
+        return torch.stack((hadamard(keys) / hadamard_size(self.head_size), values))
 
     def _random(self, numbers: torch.Generator, *shape: int) -> Tensor:
         return torch.randn(*shape, self.head_size, generator=numbers).to(self.dtype)

@@ -30,6 +30,16 @@ def test_a_forked_child_has_threads_of_its_own() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity on this system")
+def test_threads_stay_on_their_cpus_and_the_caller_is_left_alone() -> None:
+    before = os.sched_getaffinity(0)
+    cpus = sorted(before)
+    pool = _native.ThreadPool(2, [cpus[0], cpus[-1]])
+    for _ in range(20):
+        assert pool.cpus_of_threads()[1] == cpus[-1]
+    assert os.sched_getaffinity(0) == before
+
+
 def test_idle_threads_use_no_cpu() -> None:
     pool = _native.ThreadPool(4)
     pool.threads_of_tasks(100)

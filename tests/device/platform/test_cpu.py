@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from octavo.device.platform.cgroup import CgroupLimits
-from octavo.device.platform.cpu import detect_cpu, instruction_sets, memory_bytes, usable_threads
+from octavo.device.platform.cpu import (
+    cpu_list,
+    detect_cpu,
+    exclusive_cpus,
+    instruction_sets,
+    memory_bytes,
+    usable_threads,
+)
 from octavo.device.platform.detect import DETECTORS, detect_caps
 from octavo.util.lazy import resolve
 from octavo.words.errors import UnsupportedError
@@ -42,6 +49,34 @@ def test_facts_are_read_as_data(tmp_path: Path) -> None:
 )
 def test_bfloat16_is_fast_only_with_a_unit_for_it(tmp_path: Path, flags: str, best: str) -> None:
     assert detect_cpu(machine(tmp_path, flags=flags)).fast_dtypes[0] == best
+
+
+def test_cpus_are_exclusive_where_the_kernel_keeps_others_away(tmp_path: Path) -> None:
+    ours = tuple(sorted(os.sched_getaffinity(0)))
+    assert exclusive_cpus(machine(tmp_path)) == ()
+    isolated = tmp_path / "sys/devices/system/cpu/isolated"
+    isolated.parent.mkdir(parents=True)
+    isolated.write_text("4000-4003\n")
+    assert exclusive_cpus(tmp_path) == ()
+    isolated.write_text(",".join(map(str, ours)) + ",4000-4003\n")
+    assert exclusive_cpus(tmp_path) == ours
+    assert detect_cpu(tmp_path).exclusive_cpus == ours
+
+
+@pytest.mark.parametrize(("partition", "is_ours"), [("member", False), ("root", True), ("isolated", True)])
+def test_cpus_of_a_cgroup_partition_are_exclusive(tmp_path: Path, partition: str, is_ours: bool) -> None:
+    machine(tmp_path)
+    (tmp_path / "proc/self").mkdir()
+    (tmp_path / "proc/self/cgroup").write_text("0::/serving/octavo\n")
+    folder = tmp_path / "sys/fs/cgroup/serving"
+    folder.mkdir(parents=True)
+    (folder / "cpuset.cpus.partition").write_text(partition + "\n")
+    assert bool(exclusive_cpus(tmp_path)) is is_ours
+
+
+def test_lists_of_cpus_are_read_as_linux_writes_them() -> None:
+    assert cpu_list("0,4-7,9\n") == {0, 4, 5, 6, 7, 9}
+    assert cpu_list("\n") == set()
 
 
 def test_the_tightest_memory_limit_counts(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from octavo.device.ops.native.context import NativeContext, open_native
-from octavo.device.sample.chooser import ROW_CHOICE, RowChoices, TorchChooser
+from octavo.device.sample.chooser import ROW_CHOICE, Chooser, RowChoices, TorchChooser
 from octavo.device.sample.native_chooser import NativeChooser
 
 _native = pytest.importorskip("octavo._native")
@@ -78,13 +78,21 @@ def choices_of(rng: np.random.Generator, rows: int, size: int) -> RowChoices:
     return choices
 
 
+def choose(chooser: Chooser, logits: Tensor, choices: RowChoices, *, keep_logits: bool = False) -> list[int]:
+    """A token per row, from slots in another order, whose positions are not those of the rows."""
+    slots = list(range(len(choices)))[::-1]
+    table = choices[slots]
+    table["position"] = -1
+    return chooser.choose(logits, table, slots, choices["position"].tolist(), keep_logits=keep_logits)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_are_the_reference_s_one_by_one(chooser: NativeChooser, kind: Callable[..., Any]) -> None:
     for number, size in enumerate(SIZES * 3):
         rng = np.random.default_rng(number)
         logits, choices = logits_of(kind, rng, size), choices_of(rng, 12, size)
-        expected = REFERENCE.choose(logits.clone(), choices)
-        assert chooser.choose(logits.clone(), choices).tolist() == expected.tolist(), (number, size, choices)
+        expected = choose(REFERENCE, logits.clone(), choices)
+        assert choose(chooser, logits.clone(), choices) == expected, (number, size, choices)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -93,8 +101,8 @@ def test_what_is_kept_for_logprobs_is_what_the_filters_leave(chooser: NativeChoo
         rng = np.random.default_rng(number)
         logits, choices = logits_of(kind, rng, size), choices_of(rng, 12, size)
         found, expected = logits.clone(), logits.clone()
-        tokens = chooser.choose(found, choices, keep_logits=True)
-        assert tokens.tolist() == REFERENCE.choose(expected, choices, keep_logits=True).tolist()
+        tokens = choose(chooser, found, choices, keep_logits=True)
+        assert tokens == choose(REFERENCE, expected, choices, keep_logits=True)
         assert torch.equal(found, expected), (number, size, choices)
 
 
@@ -124,7 +132,7 @@ def test_rows_that_hold_nan_or_infinity_or_nothing_are_told_and_cleared(chooser:
 def test_no_rows_are_no_work(chooser: NativeChooser) -> None:
     nothing = torch.empty(0, 50)
     assert chooser.unusable_rows(nothing, "these") == {}
-    assert chooser.choose(nothing, np.zeros(0, dtype=ROW_CHOICE)).tolist() == []
+    assert choose(chooser, nothing, np.zeros(0, dtype=ROW_CHOICE)) == []
     assert chooser.logprob_rows(nothing, torch.empty(0, dtype=torch.int64), []) == []
 
 
@@ -135,8 +143,8 @@ def test_instruction_sets_threads_and_batch_mates_change_nothing() -> None:
     results = []
     for isa, num_threads in itertools.product(ISAS, (1, 2, 8)):
         chooser = NativeChooser(open_native(num_threads, isa))
-        batch = chooser.choose(logits.clone(), choices).tolist(), chooser.logprob_rows(logits, tokens, best)
-        one_by_one = [chooser.choose(logits[r : r + 1].clone(), choices[r : r + 1]).item() for r in range(6)]
+        batch = choose(chooser, logits.clone(), choices), chooser.logprob_rows(logits, tokens, best)
+        one_by_one = [choose(chooser, logits[r : r + 1].clone(), choices[r : r + 1])[0] for r in range(6)]
         assert one_by_one == batch[0]
         results.append(batch)
     _native.set_isa("auto")
@@ -146,7 +154,7 @@ def test_instruction_sets_threads_and_batch_mates_change_nothing() -> None:
 def test_counters_prove_that_kernels_of_the_set_ran(native: NativeContext, chooser: NativeChooser) -> None:
     isa = native.library.active_isa()
     before = native.library.kernel_counts()
-    chooser.choose(torch.zeros(1, 9), np.zeros(1, dtype=ROW_CHOICE))
+    choose(chooser, torch.zeros(1, 9), np.zeros(1, dtype=ROW_CHOICE))
     chooser.logprob_rows(torch.zeros(1, 9), torch.zeros(1, dtype=torch.int64), [1])
     after = native.library.kernel_counts()
     for name in (f"sampler.{isa}", f"logprobs.{isa}"):

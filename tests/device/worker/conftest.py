@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from octavo.device.worker.threads import torch_threads
+from octavo.device.worker.threads import TorchThreads
 
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """On tensors this small, threads only wait for each other."""
-    with torch_threads(1):
+    with TorchThreads(1):
         yield

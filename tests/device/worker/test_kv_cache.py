@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
 from octavo.device.attention.backend import Support
 from octavo.device.layers.attention import attention_layers
-from octavo.device.worker.kv_cache import KVCache, kernel_block_size, layer_groups
+from octavo.device.worker.kv_cache import HUGE_PAGE, KVCache, kernel_block_size, layer_groups
 from octavo.words.errors import UnsupportedError
 from octavo.words.kv_cache_spec import (
     FullAttentionSpec,
@@ -38,6 +42,28 @@ def test_layers_of_two_groups_share_their_memory_block_by_block() -> None:
     full[:], window[:, 3] = 1.0, 2.0
     assert torch.equal(full[:, 3], window[:, 3])
     assert (full == 2.0).sum() == full[:, 3].numel()
+
+
+@pytest.mark.skipif(not os.path.exists("/sys/kernel/mm/transparent_hugepage"), reason="no huge pages on this system")
+def test_large_caches_are_in_huge_pages_and_take_no_memory_before_they_are_written() -> None:
+    before = psutil.Process().memory_info().rss
+    cache = allocate(kv_config(block_size=64, num_blocks=600_000 // (HEADS * HEAD_SIZE)))
+    address = cache.layers["full"].data_ptr()
+    assert address % HUGE_PAGE == 0
+    assert "hg" in flags_of(address)
+    assert psutil.Process().memory_info().rss - before < 16 << 20
+    assert not cache.layers["full"][:, -1].any()
+
+
+def flags_of(address: int) -> list[str]:
+    """What Linux has noted of the mapping that an address lies in."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if bounds := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(bounds[1], 16) <= address < int(bounds[2], 16)
+        elif inside and line.startswith("VmFlags:"):
+            return line.split()[1:]
+    raise AssertionError("no such mapping")
 
 
 def test_blocks_of_64_tokens_are_two_kernel_blocks_of_32() -> None:

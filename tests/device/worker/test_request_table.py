@@ -37,7 +37,7 @@ def test_holders_hear_who_comes_and_goes_and_in_which_slot() -> None:
     table.remove("a")
     assert table.add(request("c", [3])) == first
     assert recorder.events == [("add a", first), ("add b", second), ("remove", first), ("add c", first)]
-    assert table.slots(["c", "b"]).tolist() == [first, second]
+    assert table.slots(["c", "b"]) == [first, second]
 
 
 def test_a_request_that_never_came_can_go() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from types import ModuleType
 from typing import Any, Protocol
@@ -73,8 +73,10 @@ class NativeContext:
         return call
 
 
-def open_native(num_threads: int, isa: str = "auto") -> NativeContext:
-    """Start ``num_threads`` compute threads; the instruction set is chosen for the whole process.
+def open_native(num_threads: int, isa: str = "auto", cpus: Sequence[int] = ()) -> NativeContext:
+    """Start ``num_threads`` compute threads, each on its own of the ``cpus`` if there are any.
+
+    The instruction set is chosen for the whole process.
 
     Raises ConfigError where the library is not installed, or cannot use ``isa`` on this CPU.
     """
@@ -87,4 +89,4 @@ def open_native(num_threads: int, isa: str = "auto") -> NativeContext:
             f"cpu_isa={isa} cannot be had: this CPU can use {', '.join(_native.available_isas())}, or auto"
         )
     _native.set_isa(isa)
-    return NativeContext(_native, _native.ThreadPool(num_threads))
+    return NativeContext(_native, _native.ThreadPool(num_threads, list(cpus)))

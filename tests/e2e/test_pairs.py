@@ -1,0 +1,166 @@
+"""Any two features together are both at work, and answers are those of a plain engine; or one line says why not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo import EngineArgs, LLMEngine, LoRARequest, RequestOutput, SamplingParams
+from octavo.engine.client import InprocClient
+from octavo.engine.process_client import ProcessClient
+from octavo.engine.supervisor import supervised
+from octavo.frontend.start import start_front_end
+from octavo.words.errors import RequestError
+from octavo.words.sampling_params import RequestOutputKind
+from tests.e2e.pairs import DIES_ONCE, PAIRS, REFUSED, Feature, Ran, page
+from tests.tiny_adapters import save_tiny_adapter
+from tests.tiny_models import save_tiny_model
+
+PROMPTS = [[97, 98, 99, 100] * 5 + [97, 98], [99] * 9, list(range(97, 101)) * 8, [100, 97, 98] * 6 + [100]]
+CLIENTS = {"InprocClient": InprocClient, "ProcessClient": ProcessClient, "Supervisor": supervised}
+COMMON: dict[str, Any] = {
+    "temperature": 0.8,
+    "seed": 4,
+    "max_tokens": 24,
+    "ignore_eos": True,
+    "allowed_token_ids": [97, 98, 99, 100],
+    "output_kind": RequestOutputKind.FINAL_ONLY,
+}
+
+
+class Engines:
+    """Engines by their features; those of one feature or none are kept, others live as long as they are asked."""
+
+    def __init__(self, options: dict[str, Any], adapter: LoRARequest) -> None:
+        self._options = options
+        self._adapter = adapter
+        self._kept: dict[str, LLMEngine] = {}
+        self._plain: dict[str, list[Any]] = {}
+
+    def ask(self, features: list[Feature], params: SamplingParams) -> Ran:
+        """Ask the prompts twice, so that there is something in the cache."""
+        ways = [feature for feature in features if not feature.params]
+        adapter = self._adapter if any(feature.has_adapter for feature in features) else None
+        is_kept = len(ways) < 2 and all(feature.client != "Supervisor" for feature in ways)
+        name = " + ".join(feature.name for feature in ways)
+        engine = self._kept.get(name) or self._start(ways)
+        if is_kept:
+            self._kept[name] = engine
+        try:
+            before = counters(engine)
+            outputs = [*answers(engine, params, adapter), *answers(engine, params, adapter)]
+            counted = {name: value - before.get(name, 0.0) for name, value in counters(engine).items()}
+            return Ran(outputs, counted, engine.info, type(engine._client).__name__)
+        finally:
+            if not is_kept:
+                engine.shutdown()
+
+    def plain(self, kernels: str, params: SamplingParams, adapter: list[Feature]) -> list[Any]:
+        """The answers of an engine without any feature but what is asked for."""
+        key = f"{kernels} {params} {adapter}"
+        if key not in self._plain:
+            way = [Feature(kernels, lambda ran: True, {"kernels": kernels}), *adapter]
+            self._plain[key] = said(self.ask(way, params).outputs)
+        return self._plain[key]
+
+    def _start(self, features: list[Feature]) -> LLMEngine:
+        options, client = dict(self._options), "InprocClient"
+        for feature in features:
+            options |= feature.options
+            client = feature.client if feature.client != "InprocClient" else client
+        return LLMEngine(*start_front_end(EngineArgs(**options).create_engine_config(), CLIENTS[client]))
+
+    def close(self) -> None:
+        for engine in self._kept.values():
+            engine.shutdown()
+
+
+def counters(engine: LLMEngine) -> dict[str, float]:
+    counted: dict[str, float] = {}
+    for metric in engine.get_metrics():
+        counted[metric.name] = counted.get(metric.name, 0.0) + getattr(metric, "value", 0.0)
+    if engine.info.plan.max_loras:
+        counted["lora rows"] = sum(engine.collective_rpc("adapter_counters")[0].values())
+    return counted
+
+
+def answers(engine: LLMEngine, params: SamplingParams, adapter: LoRARequest | None) -> list[RequestOutput]:
+    for number, prompt in enumerate(PROMPTS):
+        engine.add_request(str(number), {"prompt_token_ids": prompt}, params, lora_request=adapter)
+    done: dict[str, Any] = {}
+    while engine.has_unfinished_requests():
+        done |= {output.request_id: output for output in engine.step() if output.finished}
+    return [done[str(number)] for number in range(len(PROMPTS))]
+
+
+def said(outputs: list[RequestOutput]) -> list[Any]:
+    return [
+        (choice.token_ids, choice.text, choice.finish_reason, [_row(row) for row in choice.logprobs or ()])
+        for output in outputs
+        for choice in output.outputs
+    ]
+
+
+def _row(row: dict[int, Any]) -> list[tuple[int, float]]:
+    return [(token_id, each.logprob) for token_id, each in row.items()]
+
+
+@pytest.fixture(scope="module")
+def engines(succ: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    folder = save_tiny_model(tmp_path_factory.mktemp("pairs") / "model", "llama")
+    engines = Engines(
+        {
+            "model": str(folder),
+            "tokenizer": str(succ),
+            "max_model_len": 96,
+            "block_size": 16,
+            "num_gpu_blocks_override": 200,
+            "enable_prefix_caching": False,
+            "num_threads": 1,
+            "disable_log_stats": True,
+        },
+        LoRARequest("adapter", 1, str(save_tiny_adapter(folder.parent / "adapter", folder))),
+    )
+    yield engines
+    engines.close()
+
+
+@pytest.mark.parametrize("pair", [name for name in PAIRS if name not in REFUSED])
+def test_both_are_at_work_and_answers_are_those_of_a_plain_engine(
+    engines: Engines, pair: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(DIES_ONCE, str(tmp_path / "died"))
+    features = list(PAIRS[pair])
+    params = SamplingParams(**{**COMMON, **features[0].params, **features[1].params})
+    adapter = [feature for feature in features if feature.has_adapter]
+    ran = engines.ask(features, params)
+    assert [feature.name for feature in features if not feature.proof(ran)] == []
+    if "native kernels" in pair:
+        assert_close(said(ran.outputs), engines.plain("reference", params, adapter))
+    elif ran.info.plan.batch_invariant:
+        assert said(ran.outputs) == engines.plain("auto", params, adapter)
+    else:
+        assert_close(said(ran.outputs), engines.plain("auto", params, adapter))
+
+
+def assert_close(ours: list[Any], theirs: list[Any]) -> None:
+    assert [answer[:3] for answer in ours] == [answer[:3] for answer in theirs]
+    for (*_, rows), (*_, their_rows) in zip(ours, theirs, strict=True):
+        for row, their_row in zip(rows, their_rows, strict=True):
+            assert [value for _, value in row] == pytest.approx([value for _, value in their_row], rel=1e-4)
+
+
+@pytest.mark.parametrize("pair", REFUSED)
+def test_what_does_not_go_together_says_so_in_one_line(engines: Engines, pair: str) -> None:
+    one, other = PAIRS[pair]
+    with pytest.raises(RequestError) as caught:
+        engines.ask([one, other], SamplingParams(**{**COMMON, **one.params, **other.params}))
+    assert str(caught.value) == REFUSED[pair]
+
+
+def test_the_page_of_pairs_is_up_to_date() -> None:
+    written = Path(__file__).parents[2] / "docs" / "features.md"
+    assert written.read_text() == page(), "run make docs"
