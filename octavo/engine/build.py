@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from octavo.checkpoint.drafter import DrafterFiles, check_vocabularies, read_drafter
 from octavo.checkpoint.facts import read_model_facts
 from octavo.checkpoint.generation_config import end_token_ids, read_generation_config
 from octavo.checkpoint.resolve import Checkpoint, resolve_model
@@ -35,7 +36,8 @@ from octavo.engine.step_watch import NoStepWatch, StepWatch
 from octavo.executor.protocol import Executor
 from octavo.plan.kv_specs import kv_cache_specs
 from octavo.plan.plan import Plan
-from octavo.plan.planner import make_plan
+from octavo.plan.planner import check_speculative_model, make_plan
+from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.util.lazy import resolve
 from octavo.words.kv_cache_spec import KVCacheConfig
 from octavo.words.model_facts import ModelFacts
@@ -55,12 +57,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class ModelParts:
-    """What is asked, known and decided about the model before anything is loaded; ``checkpoint`` None = no files."""
+    """What is asked, known and decided about the model before anything is loaded.
+
+    ``checkpoint`` None: no files. ``drafter`` None: no second one drafts.
+    """
 
     config: EngineConfig
     checkpoint: Checkpoint | None
     facts: ModelFacts
     plan: Plan
+    drafter: DrafterFiles | None = None
 
 
 def build_engine_core(
@@ -99,14 +105,39 @@ def _decide(config: EngineConfig, phases: Phases) -> ModelParts:
     with phases("read headers"):
         checkpoint = find_checkpoint(config)
         facts = _facts(config, checkpoint)
+        drafter = _drafter(config, checkpoint, facts)
     with phases("plan"):
         caps = detect_caps(config.parallel.device)
-        plan = make_plan(config, facts, caps)
+        plan = make_plan(config, facts, caps, None if drafter is None else drafter.facts)
     if not caps.has_native:
         logger.warning("octavo._native is not installed: every operation runs on plain torch")
     for line in plan.explained():
         logger.debug("Plan: %s", line)
-    return ModelParts(config=config, checkpoint=checkpoint, facts=facts, plan=plan)
+    return ModelParts(config=config, checkpoint=checkpoint, facts=facts, plan=plan, drafter=drafter)
+
+
+def _drafter(config: EngineConfig, checkpoint: Checkpoint | None, facts: ModelFacts) -> DrafterFiles | None:
+    """What drafts, if that has files. Raises ConfigError unless a model's vocabulary is this one's, token by token."""
+    check_speculative_model(config.speculation)
+    name = config.speculation.speculative_model
+    if name is None or checkpoint is None:
+        return None
+    method, load_format = config.speculation.speculative_method, config.load.load_format
+    drafter = read_drafter(name, method, facts, download_dir=config.load.download_dir, load_format=load_format)
+    if method != "draft_model":
+        return drafter
+    tokenizer = config.model.tokenizer
+    ours = _token_names(checkpoint if tokenizer is None else resolve_model(tokenizer))
+    check_vocabularies(ours, _token_names(drafter.checkpoint), drafter, facts)
+    return drafter
+
+
+def _token_names(checkpoint: Checkpoint) -> list[str] | None:
+    """The vocabulary in order of id, None where the files bring none."""
+    if checkpoint.kind == "hf" and not (checkpoint.path / "tokenizer.json").is_file():
+        return None
+    tokenizer: Tokenizer = resolve(TOKENIZER_LOADER)(checkpoint)
+    return [tokenizer.convert_id_to_token(token_id) for token_id in range(tokenizer.num_text_tokens)]
 
 
 def _backend(config: EngineConfig) -> str:
@@ -131,7 +162,7 @@ def _start_uni(parts: ModelParts, phases: Phases) -> Executor:
     with phases("init worker"):
         with deferred_interrupts():  # half an import of torch cannot be taken up again
             build_worker = resolve(WORKER_BUILDER)
-        worker = build_worker(parts.config, parts.plan, parts.facts, parts.checkpoint)
+        worker = build_worker(parts.config, parts.plan, parts.facts, parts.checkpoint, parts.drafter)
         worker.init_device()
     with phases("load weights"):
         report = worker.load_model()
@@ -184,6 +215,7 @@ def _give_memory(executor: Executor, parts: ModelParts, phases: Phases) -> KVCac
             enable_caching=plan.enable_prefix_caching,
             disable_hybrid=config.cache.disable_hybrid_kv_cache_manager,
             shared_layers=executor.shared_layers(),
+            drafter_specs=executor.drafter_kv_cache_specs(),
         )
     with phases("create kv cache"):
         executor.initialize_from_config(kv_cache_config)

@@ -28,6 +28,9 @@ class Executor(Protocol):
     def get_kv_cache_specs(self) -> dict[str, AnyKVCacheSpec]:
         """What each layer that keeps keys and values needs, by layer name."""
 
+    def drafter_kv_cache_specs(self) -> dict[str, AnyKVCacheSpec]:
+        """The same of a drafter's layers; none where nobody drafts, or without keys and values."""
+
     def shared_layers(self) -> dict[str, str]:
         """Layers that reuse another layer's cache, mapped to that layer."""
 

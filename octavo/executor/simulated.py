@@ -127,6 +127,9 @@ class SimulatedExecutor:
     def get_kv_cache_specs(self) -> dict[str, AnyKVCacheSpec]:
         return self._specs
 
+    def drafter_kv_cache_specs(self) -> dict[str, AnyKVCacheSpec]:
+        return {}
+
     def shared_layers(self) -> dict[str, str]:
         return {}
 

@@ -26,6 +26,9 @@ class UniProcExecutor:
     def get_kv_cache_specs(self) -> dict[str, AnyKVCacheSpec]:
         return self._worker.get_kv_cache_specs()
 
+    def drafter_kv_cache_specs(self) -> dict[str, AnyKVCacheSpec]:
+        return self._worker.drafter_kv_cache_specs()
+
     def shared_layers(self) -> dict[str, str]:
         return self._worker.shared_layers()
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import msgspec
+
 from octavo.config.engine_config import EngineConfig
+from octavo.config.speculation import SpeculationConfig
 from octavo.plan.native_ops import (
     CACHE_OPS,
     ENCODER_OPS,
@@ -19,6 +22,7 @@ from octavo.plan.plan import Plan
 from octavo.plan.weights import quantization_of, weight_bytes_of
 from octavo.util.byte_size import format_byte_size
 from octavo.words.device_caps import DeviceCaps
+from octavo.words.drafter_facts import DrafterFacts
 from octavo.words.errors import ConfigError, InsufficientMemoryError
 from octavo.words.kv_cache_spec import FullAttentionSpec
 from octavo.words.model_facts import ModelFacts
@@ -43,8 +47,8 @@ class Decision(NamedTuple, Generic[T]):
     reason: str
 
 
-def make_plan(config: EngineConfig, facts: ModelFacts, caps: DeviceCaps) -> Plan:
-    """Decide everything that can be decided before a weight is loaded.
+def make_plan(config: EngineConfig, facts: ModelFacts, caps: DeviceCaps, drafter: DrafterFacts | None = None) -> Plan:
+    """Decide everything that can be decided before a weight is loaded; ``drafter`` has weights of its own, if any.
 
     Raises ConfigError for what cannot be had (or contradicts itself), InsufficientMemoryError where not even the
     weights fit.
@@ -59,6 +63,8 @@ def make_plan(config: EngineConfig, facts: ModelFacts, caps: DeviceCaps) -> Plan
     kernels = _kernels(config, caps, dtype.value)
     quantization = Decision(*quantization_of(config, facts, kernels.value))
     weight_bytes = weight_bytes_of(facts, dtype.value, quantization.value)
+    if drafter is not None:
+        weight_bytes += weight_bytes_of(drafter.network, dtype.value, _drafter_format(config, drafter, kernels.value))
     left = _memory_beside_weights(caps, weight_bytes, dtype.value, quantization.value)
     block_size = _block_size(config)
     attention = _attention_backend(kernels.value, facts, block_size.value)
@@ -78,7 +84,7 @@ def make_plan(config: EngineConfig, facts: ModelFacts, caps: DeviceCaps) -> Plan
         "max_num_seqs": seqs,
         "enable_prefix_caching": _whole_texts(config.cache.enable_prefix_caching, facts, runner.value),
         "enable_chunked_prefill": _whole_texts(config.scheduler.enable_chunked_prefill, facts, runner.value),
-        "kv_cache_bytes": _kv_cache_bytes(config, facts, left, kv_cache_dtype.value),
+        "kv_cache_bytes": _kv_cache_bytes(config, facts, drafter, left, kv_cache_dtype.value),
         "memory_fraction": _memory_fraction(config),
         "num_threads": threads,
         "pinned_cpus": _pinned_cpus(caps, threads.value, kernels.value),
@@ -90,7 +96,7 @@ def make_plan(config: EngineConfig, facts: ModelFacts, caps: DeviceCaps) -> Plan
         "runner": runner,
         "speculative_method": speculation,
         **_adapters(config, facts, runner.value),
-        "num_speculative_tokens": _num_speculative_tokens(config, speculation.value),
+        "num_speculative_tokens": _num_speculative_tokens(config, speculation.value, drafter),
         "num_lookahead_tokens": _num_lookahead_tokens(config, speculation.value),
     }
     values = {name: decision.value for name, decision in decisions.items()}
@@ -230,14 +236,19 @@ def _tokens(config: EngineConfig, longest: int, is_encoder: bool) -> Decision[in
     return Decision(asked, "as asked")
 
 
-def _kv_cache_bytes(config: EngineConfig, facts: ModelFacts, left: int, kv_dtype: str) -> Decision[int | None]:
+def _kv_cache_bytes(
+    config: EngineConfig, facts: ModelFacts, drafter: DrafterFacts | None, left: int, kv_dtype: str
+) -> Decision[int | None]:
     if facts.is_encoder:
         return Decision(0, "an encoder keeps nothing")
     if config.cache.kv_cache_memory_bytes is not None:
         return Decision(config.cache.kv_cache_memory_bytes, "as asked")
     if config.cache.gpu_memory_utilization is not None:
         return Decision(None, "learnt from profiling: the share gpu_memory_utilization asks for, less what is used")
-    wanted = DEFAULT_NUM_LONG_REQUESTS * _longest_request_bytes(config, facts, kv_dtype)
+    longest = _longest_request_bytes(config, facts, kv_dtype)
+    if drafter is not None:
+        longest += _longest_request_bytes(config, _without_windows(drafter.network, facts.max_position), kv_dtype)
+    wanted = DEFAULT_NUM_LONG_REQUESTS * longest
     most = left // 2
     if max(wanted, MIN_DEFAULT_KV_BYTES) > most:
         return Decision(most, f"default: half of the {format_byte_size(left)} that the weights leave")
@@ -255,6 +266,11 @@ def _longest_request_bytes(config: EngineConfig, facts: ModelFacts, kv_dtype: st
     token = FullAttentionSpec(block_size=1, dtype=kv_dtype, **shape)
     tokens = sum(min(length, _kept_tokens(facts, kind, length)) + block for kind in _layer_types(facts))
     return tokens * token.natural_page_bytes
+
+
+def _without_windows(facts: ModelFacts, max_position: int) -> ModelFacts:
+    """A drafter keeps every token that its model keeps."""
+    return msgspec.structs.replace(facts, layer_types=(), max_position=max_position)
 
 
 def _layer_types(facts: ModelFacts) -> tuple[str, ...]:
@@ -391,14 +407,16 @@ def _is_simulated(config: EngineConfig) -> bool:
 
 def _speculative_method(config: EngineConfig, runner: str) -> Decision[str]:
     asked = config.speculation
+    check_speculative_model(asked)
     if asked.speculative_method == "none":
         return Decision("none", "default: each step brings a token")
+    method = f"speculative_method={asked.speculative_method}"
     if _is_simulated(config):
-        raise ConfigError(
-            "speculative_method=ngram cannot be had with a simulated model, which drafts nothing; drop it"
-        )
+        raise ConfigError(f"{method} cannot be had with a simulated model, which drafts nothing; drop it")
     if runner != "generate":
-        raise ConfigError("speculative_method=ngram cannot be had with a pooling model, which says no tokens; drop it")
+        raise ConfigError(f"{method} cannot be had with a pooling model, which says no tokens; drop it")
+    if asked.speculative_method != "ngram":
+        return Decision(asked.speculative_method, f"as asked: {asked.speculative_model} drafts")
     if asked.prompt_lookup_min > asked.prompt_lookup_max:
         raise ConfigError(
             f"prompt_lookup_min={asked.prompt_lookup_min} is above prompt_lookup_max={asked.prompt_lookup_max}: lower "
@@ -408,9 +426,12 @@ def _speculative_method(config: EngineConfig, runner: str) -> Decision[str]:
     return Decision(asked.speculative_method, f"as asked: drafts follow {lengths} tokens that were said before")
 
 
-def _num_speculative_tokens(config: EngineConfig, method: str) -> Decision[int]:
+def _num_speculative_tokens(config: EngineConfig, method: str, drafter: DrafterFacts | None) -> Decision[int]:
     if method == "none":
         return Decision(0, "nothing is drafted")
+    asked = config.speculation.num_speculative_tokens
+    if drafter is not None and 0 < drafter.num_heads < asked:
+        return Decision(drafter.num_heads, "a token for each of its heads")
     return Decision(config.speculation.num_speculative_tokens, "as asked, or the default")
 
 
@@ -418,3 +439,31 @@ def _num_lookahead_tokens(config: EngineConfig, method: str) -> Decision[int]:
     if method not in DRAFTERS_WITH_CACHE:
         return Decision(0, "no drafter has keys and values")
     return Decision(config.speculation.num_speculative_tokens, "a place for the keys and values of each draft")
+
+
+def check_speculative_model(asked: SpeculationConfig) -> None:
+    """Raise ConfigError where a method has no model that it needs, or a model no method that it is for."""
+    method, model = asked.speculative_method, asked.speculative_model
+    if method in ("none", "ngram") and model is not None:
+        raise ConfigError(
+            f"speculative_model={model} drafts nothing with speculative_method={method}: say draft_model, or drop it"
+        )
+    if method not in ("none", "ngram") and model is None:
+        raise ConfigError(f"speculative_method={method} needs a speculative_model: name one, or take ngram")
+
+
+def _drafter_format(config: EngineConfig, drafter: DrafterFacts, kernels: str) -> str:
+    """How its weights are held: as was asked for the model's, where its files allow that."""
+    if config.model.quantization == "gguf" and drafter.network.weight_format != "gguf":
+        return "none"
+    return quantization_of(config, drafter.network, kernels)[0]
+
+
+def plan_drafter(config: EngineConfig, plan: Plan, model: ModelFacts, drafter: DrafterFacts) -> Plan:
+    """The Plan of a model for its drafter: what differs is how weights are held, and who computes attention."""
+    return msgspec.structs.replace(
+        plan,
+        quantization=_drafter_format(config, drafter, plan.kernels),
+        attention_backend=_attention_backend(plan.kernels, drafter.network, plan.block_size).value,
+        max_model_len=plan.max_model_len or model.max_position,
+    )

@@ -190,7 +190,9 @@ class KVCacheConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     ``num_blocks`` includes the null block 0. ``scheduler_block_size`` is the LCM of the groups' sizes,
     ``hash_block_size`` the GCD of the prefix-cacheable ones. ``shared_layers`` maps a layer that reuses another
-    layer's cache to that layer. ``max_model_len`` is the fitted value.
+    layer's cache to that layer. ``max_model_len`` is the fitted value. ``drafter`` is the cache of a drafter's
+    layers: of one group, whose block table is that of our group ``drafter_follows``, with pages of its own under the
+    same numbers.
     """
 
     num_blocks: int
@@ -200,6 +202,8 @@ class KVCacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     hash_block_size: int
     max_model_len: int
     shared_layers: dict[str, str] = {}
+    drafter: KVCacheConfig | None = None
+    drafter_follows: int = 0
 
     @property
     def num_usable_blocks(self) -> int:

@@ -65,11 +65,12 @@ class KVCacheLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class RankNeeds:
-    """What one worker's layers ask, and the memory it has for them."""
+    """What one worker's layers ask, and the memory it has for them; ``drafter_specs`` are a drafter's layers."""
 
     specs: Mapping[str, AnyKVCacheSpec]
     available_bytes: int
     shared_layers: Mapping[str, str] = field(default_factory=dict)
+    drafter_specs: Mapping[str, AnyKVCacheSpec] = field(default_factory=dict)
 
 
 class BlockSizes(NamedTuple):
@@ -93,6 +94,7 @@ def plan_kv_cache(  # noqa: PLR0913 - the one call that joins facts from five pl
     enable_caching: bool = True,
     disable_hybrid: bool = False,
     shared_layers: Mapping[str, str] | None = None,
+    drafter_specs: Mapping[str, AnyKVCacheSpec] | None = None,
 ) -> KVCacheConfig:
     """Plan the cache of a single rank; see ``plan_kv_caches`` and ``KVCacheLimits``."""
     limits = KVCacheLimits(
@@ -105,7 +107,12 @@ def plan_kv_cache(  # noqa: PLR0913 - the one call that joins facts from five pl
         enable_caching=enable_caching,
         disable_hybrid=disable_hybrid,
     )
-    rank = RankNeeds(specs=specs, available_bytes=available_bytes, shared_layers=shared_layers or {})
+    rank = RankNeeds(
+        specs=specs,
+        available_bytes=available_bytes,
+        shared_layers=shared_layers or {},
+        drafter_specs=drafter_specs or {},
+    )
     return plan_kv_caches([rank], limits)[0]
 
 
@@ -119,6 +126,7 @@ def plan_kv_caches(ranks: Sequence[RankNeeds], limits: KVCacheLimits) -> list[KV
     specs = settle_block_sizes(merge_ranks(ranks), limits)
     groups = group_layers(make_pages_equal(windows_as_full(specs) if limits.disable_hybrid else specs))
     projected = [_project(groups, rank) for rank in ranks]
+    followed = _followed_group(groups) if any(rank.drafter_specs for rank in ranks) else 0
     if groups:
         num_blocks, max_model_len = _count_blocks(groups, projected, ranks, limits)
     else:
@@ -137,6 +145,8 @@ def plan_kv_caches(ranks: Sequence[RankNeeds], limits: KVCacheLimits) -> list[KV
             hash_block_size=sizes.hash,
             max_model_len=max_model_len,
             shared_layers=_resolve_shared(rank),
+            drafter=_drafter_config(rank, groups[followed], num_blocks, max_model_len) if rank.drafter_specs else None,
+            drafter_follows=followed,
         )
         for own_groups, rank in zip(projected, ranks, strict=True)
     ]
@@ -315,8 +325,40 @@ def _project(groups: Sequence[KVCacheGroup], rank: RankNeeds) -> tuple[KVCacheGr
     )
 
 
-def _bytes_per_block(groups: Sequence[KVCacheGroup]) -> int:
-    return max(len(group.layer_names) for group in groups) * groups[0].spec.page_bytes
+def _followed_group(groups: Sequence[KVCacheGroup]) -> int:
+    """The group whose blocks a drafter's layers take as theirs: one that keeps every token."""
+    for index, group in enumerate(groups):
+        if isinstance(group.spec, FullAttentionSpec):
+            return index
+    raise ConfigError(
+        "a drafter with keys and values cannot be had beside this model: none of its layers keeps every token; "
+        "take speculative_method=ngram, or disable_hybrid_kv_cache_manager"
+    )
+
+
+def _drafter_specs(rank: RankNeeds, followed: KVCacheGroup) -> Specs:
+    specs = windows_as_full(dict(rank.drafter_specs))
+    return {name: _with_block_size(spec, followed.spec.block_size) for name, spec in specs.items()}
+
+
+def _drafter_config(rank: RankNeeds, followed: KVCacheGroup, num_blocks: int, max_model_len: int) -> KVCacheConfig:
+    specs = _drafter_specs(rank, followed)
+    (spec,) = set(specs.values())
+    return KVCacheConfig(
+        num_blocks=num_blocks,
+        groups=(KVCacheGroup(layer_names=tuple(specs), spec=spec),),
+        tensors=tuple(KVCacheTensor(size_bytes=num_blocks * spec.page_bytes, layer_names=(name,)) for name in specs),
+        scheduler_block_size=spec.block_size,
+        hash_block_size=spec.block_size,
+        max_model_len=max_model_len,
+    )
+
+
+def _bytes_per_block(groups: Sequence[KVCacheGroup], rank: RankNeeds) -> int:
+    own = max(len(group.layer_names) for group in groups) * groups[0].spec.page_bytes
+    if not rank.drafter_specs:
+        return own
+    return own + sum(spec.page_bytes for spec in _drafter_specs(rank, groups[_followed_group(groups)]).values())
 
 
 def _lay_out_tensors(groups: Sequence[KVCacheGroup], num_blocks: int) -> tuple[KVCacheTensor, ...]:
@@ -338,7 +380,7 @@ def _count_blocks(
     # A pipeline stage may have no layer with a cache: it limits nothing.
     num_blocks, block_bytes, available = min(
         (rank.available_bytes // size, size, rank.available_bytes)
-        for size, rank in ((_bytes_per_block(own), rank) for own, rank in zip(projected, ranks, strict=True))
+        for size, rank in ((_bytes_per_block(own, rank), rank) for own, rank in zip(projected, ranks, strict=True))
         if size
     )
     if limits.num_blocks_override is not None:

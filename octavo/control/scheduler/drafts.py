@@ -209,5 +209,7 @@ def draft_limit(
 
 
 def _room(request: Request) -> int:
-    """Drafts that could follow the token which a step samples, with a token after them."""
+    """Drafts that could follow the token which a step samples, with a token after them; none after a beam's."""
+    if request.beam is not None:
+        return 0
     return request.max_total_tokens - request.num_tokens - 2

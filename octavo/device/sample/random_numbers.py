@@ -26,6 +26,9 @@ class Purpose(enum.IntEnum):
     """What a number is drawn for. Numbers of different purposes are independent; values are never reused."""
 
     TOKEN = 0
+    DRAFT = 1
+    ACCEPT = 2
+    RECOVER = 3
 
 
 def stream_keys(
@@ -53,9 +56,13 @@ def exponentials(keys: npt.NDArray[np.uint64], ids: npt.NDArray[np.int64]) -> np
 
     keys: [R]; ids: [V] (the same for all rows) or [R, K]. Returns [R, V] or [R, K].
     """
+    return -np.log1p(-uniforms(keys, ids))
+
+
+def uniforms(keys: npt.NDArray[np.uint64], ids: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """The same of the uniform distribution, in (0, 1)."""
     bits = splitmix64(keys[:, None], ids.astype(np.uint64))
-    uniform = ((bits >> np.uint64(11)) + 0.5) * 2.0**-53  # in (0, 1)
-    return -np.log1p(-uniform)
+    return ((bits >> np.uint64(11)) + 0.5) * 2.0**-53
 
 
 def splitmix64(seed: npt.NDArray[np.uint64], index: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:

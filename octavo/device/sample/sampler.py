@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -30,6 +31,7 @@ from octavo.device.sample.logits_processors import (
 from octavo.device.sample.penalties import Penalties
 from octavo.device.sample.random_numbers import Purpose
 from octavo.device.sample.thinking_budget import ThinkingBudget
+from octavo.device.sample.verification import ExactMatch, Verification
 from octavo.words.beam_search import num_candidates
 from octavo.words.errors import RequestError
 from octavo.words.messages import LogprobsRow, NewRequestData
@@ -65,7 +67,8 @@ class Sampler:
     """Chooses tokens; holds the parameters of each slot of the request table, which calls ``add`` and ``remove``.
 
     ``processed_logprobs`` takes returned logprobs from the logits that the token was chosen from, instead of the
-    model's own. ``chooser`` works on the logits (None: torch).
+    model's own. ``chooser`` works on the logits (None: torch), ``verification`` says what becomes of drafts (None: they
+    are compared with the samples).
     """
 
     def __init__(
@@ -75,7 +78,9 @@ class Sampler:
         *,
         processed_logprobs: bool = False,
         chooser: Chooser | None = None,
+        verification: Verification | None = None,
     ) -> None:
+        self._verification = verification or ExactMatch()
         self._processors = tuple(processors)
         self._chooser = chooser or TorchChooser()
         self._processed_logprobs = processed_logprobs
@@ -130,12 +135,33 @@ class Sampler:
         candidates = self._candidates(logits, batch, raw_totals)
         # In processed mode, the logits then hold what the tokens were chosen from.
         positions: list[int] = batch.num_tokens.tolist()
-        token_ids = self._chooser.choose(
-            logits, self._choices, batch.slots, positions, keep_logits=self._processed_logprobs
-        )
+        keep = self._processed_logprobs or self._verification.needs_logits
+        token_ids = self._chooser.choose(logits, self._choices, batch.slots, positions, keep_logits=keep)
+        self._verification.settle(token_ids, logits, self._choices, batch)
         rows = self._logprobs(logits[asking] if raw is None else raw, token_ids, asking, batch) if asking else {}
         rows |= candidates
         return SamplerOutput(token_ids, [rows.get(row) for row in range(len(batch.slots))], failed)
+
+    def guess(
+        self, logits: Tensor, batch: SamplingBatch, purpose: Purpose = Purpose.TOKEN, *, keep_logits: bool = False
+    ) -> npt.NDArray[np.int64]:
+        """What ``sample`` would choose if these were the model's logits, [R].
+
+        Grammars, budgets of thought and the user's processors are left aside: a draft against them is a wrong one. By
+        the random numbers of another purpose it is an independent choice. ``keep_logits`` is as in ``Chooser``.
+        """
+        self._chooser.unusable_rows(logits, "a drafter's logits")
+        ours = (each for each in self._processors if not isinstance(each, CustomProcessor | ThinkingBudget))
+        changed = [processor.apply(logits, batch) for processor in ours]
+        if any(changed):
+            self._chooser.unusable_rows(logits, "a drafter's logits")
+        choices = self._choices
+        if purpose is not Purpose.TOKEN:
+            choices = choices.copy()
+            choices["purpose"] = purpose
+        positions: list[int] = batch.num_tokens.tolist()
+        guesses = self._chooser.choose(logits, choices, batch.slots, positions, keep_logits=keep_logits)
+        return np.array(guesses, dtype=np.int64)
 
     def _beams(self, batch: SamplingBatch) -> list[int]:
         if not self._num_candidates:

@@ -40,8 +40,11 @@ class SaidTokens:
 class Drafter(Protocol):
     """Guesses tokens, so that one step may verify several: a wrong guess costs time and changes no answer.
 
-    A slot is added when its request starts (again), and removed when it ends.
+    A slot is added when its request starts (again), and removed when it ends. ``sees_all_steps``: it is asked after
+    every step, also where nothing is to be guessed.
     """
+
+    sees_all_steps: bool
 
     def add(self, slot: int, request: NewRequestData) -> None: ...
 
@@ -54,6 +57,8 @@ class Drafter(Protocol):
 
 class NoDrafter:
     """Speculation is off."""
+
+    sees_all_steps = False
 
     def add(self, slot: int, request: NewRequestData) -> None:
         pass

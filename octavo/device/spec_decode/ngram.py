@@ -18,6 +18,8 @@ from octavo.words.messages import NewRequestData
 class NgramDrafter:
     """The tokens after the earliest place where the longest suffix of ``min_n`` .. ``max_n`` tokens was."""
 
+    sees_all_steps = False
+
     def __init__(self, min_n: int, max_n: int) -> None:
         self._min_n = min_n
         self._max_n = max_n

@@ -64,6 +64,10 @@ class BlockTable:
         columns, offsets = np.divmod(positions, self.block_size)
         return self._block_ids[slots, columns] * np.int64(self.block_size) + offsets
 
+    def block_ids(self, slots: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:
+        """[T] int32: the manager's block that holds each token. slots and positions are both [T]."""
+        return self._block_ids[slots, positions // self.block_size]
+
     def _reserve(self, num_columns: int) -> None:
         rows, columns = self._block_ids.shape
         if num_columns <= columns:

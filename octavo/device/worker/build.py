@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from octavo.checkpoint.adapter import projection_shapes
+from octavo.checkpoint.drafter import DrafterFiles
 from octavo.checkpoint.resolve import Checkpoint
 from octavo.config.engine_config import EngineConfig
 from octavo.device.attention.backend import AttentionNeeds
@@ -25,6 +26,8 @@ from octavo.device.lora.load import AdapterLoader
 from octavo.device.lora.slots import NO_ADAPTER, SlotAdapters
 from octavo.device.lora.store import AdapterStore
 from octavo.device.models.build import build_model
+from octavo.device.models.eagle import EagleHead
+from octavo.device.models.medusa import MedusaHeads
 from octavo.device.models.options import ModelOptions
 from octavo.device.ops.kernels import Kernels, load_kernels, with_reference
 from octavo.device.ops.lora import AdapterSlots, DenseSlots
@@ -35,8 +38,14 @@ from octavo.device.sample.grammar_mask import GrammarMask, native_mask_tokens
 from octavo.device.sample.native_chooser import NativeChooser
 from octavo.device.sample.prompt_logprobs import PromptLogprobs
 from octavo.device.sample.sampler import Sampler, builtin_processors
+from octavo.device.sample.verification import ExactMatch, Proposals, RejectionSampling
+from octavo.device.spec_decode.draft_model import DraftModel
 from octavo.device.spec_decode.drafter import Drafter, NoDrafter
+from octavo.device.spec_decode.eagle import EagleDrafter
+from octavo.device.spec_decode.medusa import MedusaDrafter
 from octavo.device.spec_decode.ngram import NgramDrafter
+from octavo.device.spec_decode.sampler import CoupledSampler, DraftSampler, IndependentSampler
+from octavo.device.worker.draft_steps import DraftSteps, EagleSteps, FollowingCache, FollowingSteps
 from octavo.device.worker.graphs import StepGraphs
 from octavo.device.worker.head import SamplingHead
 from octavo.device.worker.memory import PROFILED_TOKENS
@@ -44,7 +53,9 @@ from octavo.device.worker.model_runner import ModelRunner
 from octavo.device.worker.pooling_head import PoolingHead
 from octavo.plan.native_ops import CACHE_OPS
 from octavo.plan.plan import Plan
+from octavo.plan.planner import plan_drafter
 from octavo.util.lazy import resolve
+from octavo.words.drafter_facts import DrafterFacts
 from octavo.words.errors import ConfigError
 from octavo.words.model_facts import ModelFacts
 
@@ -56,13 +67,17 @@ logger = logging.getLogger(__name__)
 WORKER = "octavo.device.worker.worker:Worker"
 
 
-def build_worker(config: EngineConfig, plan: Plan, facts: ModelFacts, checkpoint: Checkpoint) -> Any:
+def build_worker(
+    config: EngineConfig, plan: Plan, facts: ModelFacts, checkpoint: Checkpoint, drafter: DrafterFiles | None = None
+) -> Any:
     """The worker of this process, the user's class if ``worker_cls`` names one; nothing is loaded yet.
 
     Raises ConfigError for a class that is not there.
     """
     worker_class = _class("worker_cls", config.parallel.worker_cls or WORKER)
-    return worker_class(config, plan, facts, checkpoint)
+    if drafter is None:
+        return worker_class(config, plan, facts, checkpoint)
+    return worker_class(config, plan, facts, checkpoint, drafter)
 
 
 def build_extension(config: EngineConfig, worker: object) -> Any | None:
@@ -78,6 +93,22 @@ def build_kernels(plan: Plan) -> Kernels:
 
 def build_empty_model(plan: Plan, facts: ModelFacts, kernels: Kernels) -> nn.Module:
     """The model with the Plan's dtype and attention backend, its weights not yet loaded."""
+    return build_model(facts, _model_options(plan, facts, kernels))
+
+
+def build_empty_drafter(
+    config: EngineConfig, plan: Plan, facts: ModelFacts, drafter: DrafterFacts, model: nn.Module, kernels: Kernels
+) -> nn.Module:
+    """The network that drafts for a model, its weights not yet loaded."""
+    options = _model_options(plan_drafter(config, plan, facts, drafter), drafter.network, kernels)
+    if plan.speculative_method == "eagle":
+        return EagleHead(drafter, options, model.embed)
+    if plan.speculative_method == "medusa":
+        return MedusaHeads(drafter, options)
+    return build_model(drafter.network, options)
+
+
+def _model_options(plan: Plan, facts: ModelFacts, kernels: Kernels) -> ModelOptions:
     needs = AttentionNeeds(
         device=plan.device,
         head_size=facts.head_size,
@@ -91,7 +122,7 @@ def build_empty_model(plan: Plan, facts: ModelFacts, kernels: Kernels) -> nn.Mod
     attention = select_backend(plan.attention_backend, needs, kernels.native)
     if not attention.support.needs_native:
         kernels = with_reference(kernels, CACHE_OPS)
-    options = ModelOptions(
+    return ModelOptions(
         dtype=getattr(torch, plan.dtype),
         kv_cache_dtype=getattr(torch, plan.kv_cache_dtype),
         max_model_len=plan.max_model_len or facts.max_position,
@@ -99,13 +130,39 @@ def build_empty_model(plan: Plan, facts: ModelFacts, kernels: Kernels) -> nn.Mod
         kernels=kernels,
         **_weight_formats(plan, kernels),
     )
-    return build_model(facts, options)
+
+
+def build_following_steps(
+    plan: Plan, facts: ModelFacts, drafter: DrafterFacts, network: nn.Module, model: nn.Module, kernels: Kernels
+) -> FollowingSteps | None:
+    """What runs a loaded drafter that keeps keys and values; None for one that keeps none."""
+    if not plan.num_lookahead_tokens:
+        return None
+    cache = FollowingCache(
+        network,
+        vocab_size=drafter.network.vocab_size,
+        max_num_requests=plan.max_num_seqs,
+        max_num_tokens=_max_num_tokens(plan),
+    )
+    if plan.speculative_method == "eagle":
+        return EagleSteps(cache, network, model.compute_logits)
+    return DraftSteps(cache, StepGraphs(network, kernels, plan.max_num_seqs), vocab_size=facts.vocab_size)
 
 
 def build_model_runner(
-    config: EngineConfig, plan: Plan, facts: ModelFacts, model: nn.Module, kernels: Kernels, adapters: Adapters
+    config: EngineConfig,
+    plan: Plan,
+    facts: ModelFacts,
+    model: nn.Module,
+    kernels: Kernels,
+    adapters: Adapters,
+    network: nn.Module | None = None,
+    steps: FollowingSteps | None = None,
 ) -> ModelRunner:
-    """The runner of a loaded model, with what ends its steps: a sampler, or a pooler."""
+    """The runner of a loaded model, with what ends its steps: a sampler, or a pooler.
+
+    ``network`` is a drafter's, and ``steps`` what runs it if it keeps keys and values.
+    """
     graphs = StepGraphs(model, kernels, _max_logit_rows(plan))
     run_with = partial(
         ModelRunner,
@@ -120,17 +177,21 @@ def build_model_runner(
         return run_with(pooler, (pooler,))
     chooser = TorchChooser() if kernels.native is None else NativeChooser(kernels.native)
     grammar_mask = GrammarMask() if kernels.native is None else GrammarMask(native_mask_tokens(kernels.native))
+    proposals = Proposals()
+    by_rejection = config.speculation.speculative_verification == "rejection"
     custom = load_custom_processors(config.model.logits_processors, facts.vocab_size)
     sampler = Sampler(
         plan.max_num_seqs,
         builtin_processors(facts.vocab_size, custom, grammar_mask),
         processed_logprobs=config.model.logprobs_mode == "processed_logprobs",
         chooser=chooser,
+        verification=RejectionSampling(proposals) if by_rejection else ExactMatch(),
     )
     prompt_logprobs = PromptLogprobs(chooser)
-    drafter = _drafter(config, plan)
+    guessing = IndependentSampler(sampler, proposals) if by_rejection else CoupledSampler(sampler)
+    drafter = _drafter(config, plan, network, steps, guessing)
     head = SamplingHead(graphs, sampler, prompt_logprobs, facts.vocab_size, drafter)
-    return run_with(head, (sampler, prompt_logprobs, drafter))
+    return run_with(head, (sampler, prompt_logprobs, drafter, proposals), drafter_steps=steps)
 
 
 def build_adapters(config: EngineConfig, plan: Plan, facts: ModelFacts, model: nn.Module, kernels: Kernels) -> Adapters:
@@ -155,8 +216,20 @@ def _max_num_tokens(plan: Plan) -> int:
     return max(plan.max_num_batched_tokens, PROFILED_TOKENS)
 
 
-def _drafter(config: EngineConfig, plan: Plan) -> Drafter:
+def _drafter(
+    config: EngineConfig,
+    plan: Plan,
+    network: nn.Module | None,
+    steps: FollowingSteps | None,
+    sampler: DraftSampler,
+) -> Drafter:
     asked = config.speculation
+    if isinstance(network, MedusaHeads):
+        return MedusaDrafter(list(network.heads), sampler)
+    if isinstance(steps, EagleSteps):
+        return EagleDrafter(steps, sampler)
+    if isinstance(steps, DraftSteps):
+        return DraftModel(steps, sampler)
     if plan.speculative_method == "none":
         return NoDrafter()
     return NgramDrafter(asked.prompt_lookup_min, asked.prompt_lookup_max)

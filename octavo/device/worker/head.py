@@ -79,7 +79,7 @@ class SamplingHead:
             prompt_logprobs=prompt_rows,
             failed=failed,
         )
-        if batch.num_drafts_to_guess:
+        if batch.num_drafts_to_guess or self._drafter.sees_all_steps:
             self._draft(hidden, batch, table, output)
         return output
 
@@ -87,6 +87,7 @@ class SamplingHead:
         began = time.perf_counter()
         is_sampled = np.fromiter(map(bool, output.sampled_token_ids), np.bool_, batch.num_requests)
         num_tokens = table.num_tokens[batch.slots]
+        table.reserve(int(num_tokens.max()) + max(batch.num_drafts_to_guess.values(), default=0))
         said = SaidTokens(
             request_ids=batch.request_ids,
             slots=batch.slots,

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from octavo.device.layers.attention import attention_layers, bind_kv_cache
 from octavo.device.lora.adapters import Adapters, NoAdapters
 from octavo.device.worker.block_table import BlockTable, BlockTables
+from octavo.device.worker.draft_steps import FollowingSteps
 from octavo.device.worker.dummy import dummy_end
 from octavo.device.worker.graphs import StepGraphs, capture_steps
 from octavo.device.worker.head import Head
@@ -39,6 +40,8 @@ class ModelRunner:
 
     ``graphs`` is the model as it is called, ``max_num_tokens`` the most tokens of a step.
 
+    ``drafter_steps`` are those of a drafter with keys and values of its own, which follow this runner's blocks.
+
     ``initialize_kv_cache`` comes first, and again replaces all: memory profiling runs its dummy steps on a small cache.
     """
 
@@ -50,9 +53,11 @@ class ModelRunner:
         holders: Sequence[SlotHolder],
         adapters: Adapters | None = None,
         *,
+        drafter_steps: FollowingSteps | None = None,
         max_num_requests: int,
         max_num_tokens: int,
     ) -> None:
+        self._drafter_steps = drafter_steps
         self._model = model
         self.graphs = graphs
         self.adapters = adapters or NoAdapters()
@@ -84,6 +89,8 @@ class ModelRunner:
         self.graphs.forget("not captured yet")
         self._config = config
         self._table = RequestTable(self._max_num_requests, BlockTables(tables), self._holders)
+        if self._drafter_steps is not None:
+            self._drafter_steps.follow(config, tables)
 
     def forget_requests(self) -> None:
         """Drop every request the runner knows."""
@@ -103,9 +110,13 @@ class ModelRunner:
         try:
             with self._made_up(record) as batch:
                 self.graphs.record(batch)
+                if self._drafter_steps is not None:
+                    self._drafter_steps.record(batch, self._table.token_ids)
             for output in checks:
                 with self._made_up(output) as batch:
                     self.graphs.check(batch)
+                    if self._drafter_steps is not None:
+                        self._drafter_steps.check(batch, self._table.token_ids)
         except CaptureError as error:
             self.graphs.forget(str(error))
         return self.graphs.report()
@@ -124,6 +135,8 @@ class ModelRunner:
         """Compute the hidden states of a decided step. A step without tokens only updates what is known."""
         self._table.update(output)
         self._kv_cache.copy_blocks(output.block_copies)
+        if output.block_copies and self._drafter_steps is not None:
+            self._drafter_steps.copy_blocks(output.block_copies)
         self._kv_cache.zero_blocks(output.blocks_to_zero)
         if not output.num_scheduled_tokens:
             return Step(output.step_id)

@@ -70,7 +70,7 @@ class RequestTable:
         slot = self._free.pop()
         self._slots[request.request_id] = slot
         tokens = request.prompt_token_ids + request.output_token_ids
-        self._reserve(len(tokens) + 1)
+        self.reserve(len(tokens) + 1)
         self.token_ids[slot, : len(tokens)] = tokens
         self.num_tokens[slot] = len(tokens)
         self.num_prompt_tokens[slot] = len(request.prompt_token_ids)
@@ -99,7 +99,7 @@ class RequestTable:
         for slot, ids in zip(slots, token_ids, strict=True):
             start = int(self.num_tokens[slot])
             end = start + len(ids)
-            self._reserve(end)
+            self.reserve(end)
             self.token_ids[slot, start:end] = ids
             self.num_tokens[slot] = end
 
@@ -110,10 +110,11 @@ class RequestTable:
     def _lay_out(self, slot: int, draft_token_ids: Sequence[int]) -> None:
         start = int(self.num_tokens[slot])
         end = start + len(draft_token_ids)
-        self._reserve(end)
+        self.reserve(end)
         self.token_ids[slot, start:end] = draft_token_ids
 
-    def _reserve(self, num_columns: int) -> None:
+    def reserve(self, num_columns: int) -> None:
+        """Make room for so many tokens of each request."""
         rows, columns = self.token_ids.shape
         if num_columns <= columns:
             return

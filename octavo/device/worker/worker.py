@@ -7,18 +7,25 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from torch import nn
+
+from octavo.checkpoint.drafter import DrafterFiles
 from octavo.checkpoint.resolve import Checkpoint
 from octavo.config.engine_config import EngineConfig
 from octavo.device.layers.attention import attention_layers
 from octavo.device.loader.load import LoadReport, load_weights
+from octavo.device.ops.kernels import Kernels
 from octavo.device.platform.detect import detect_caps
 from octavo.device.worker.build import (
     build_adapters,
+    build_empty_drafter,
     build_empty_model,
     build_extension,
+    build_following_steps,
     build_kernels,
     build_model_runner,
 )
+from octavo.device.worker.draft_steps import FollowingSteps
 from octavo.device.worker.dummy import dummy_end, dummy_kv_cache_config, dummy_step
 from octavo.device.worker.memory import PROFILED_TOKENS, parameter_bytes, step_bytes
 from octavo.device.worker.model_runner import Step
@@ -45,7 +52,17 @@ class Worker:
     ``collective_rpc`` reaches its public methods by name, and as ``extension.NAME`` those of ``worker_extension_cls``.
     """
 
-    def __init__(self, config: EngineConfig, plan: Plan, facts: ModelFacts, checkpoint: Checkpoint) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        plan: Plan,
+        facts: ModelFacts,
+        checkpoint: Checkpoint,
+        drafter: DrafterFiles | None = None,
+    ) -> None:
+        self._drafter = drafter
+        self._network: nn.Module | None = None
+        self._drafter_steps: FollowingSteps | None = None
         self._config = config
         self._plan = plan
         self._facts = facts
@@ -63,16 +80,37 @@ class Worker:
         with TorchThreads(self._plan.num_threads):
             kernels = build_kernels(self._plan)
             self.model = build_empty_model(self._plan, self._facts, kernels)
-            report = load_weights(
-                self.model,
-                self._checkpoint,
-                load_format=self._config.load.load_format,
-                seed=self._config.model.seed,
-                num_threads=self._plan.num_threads,
-            )
+            report = self._load_weights(self.model, self._checkpoint)
+            if self._drafter is not None:
+                self._load_drafter(self._drafter, kernels)
         adapters = build_adapters(self._config, self._plan, self._facts, self.model, kernels)
-        self.model_runner = build_model_runner(self._config, self._plan, self._facts, self.model, kernels, adapters)
+        self.model_runner = build_model_runner(
+            self._config, self._plan, self._facts, self.model, kernels, adapters, self._network, self._drafter_steps
+        )
         return report
+
+    def _load_drafter(self, drafter: DrafterFiles, kernels: Kernels) -> None:
+        plan, facts = self._plan, self._facts
+        self._network = build_empty_drafter(self._config, plan, facts, drafter.facts, self.model, kernels)
+        report = self._load_weights(self._network, drafter.checkpoint)
+        self._drafter_steps = build_following_steps(plan, facts, drafter.facts, self._network, self.model, kernels)
+        logger.info("Loading the drafter took %.2f seconds: %d tensors", report.seconds, report.num_tensors)
+
+    def _load_weights(self, model: nn.Module, checkpoint: Checkpoint) -> LoadReport:
+        return load_weights(
+            model,
+            checkpoint,
+            load_format=self._config.load.load_format if checkpoint is self._checkpoint else self._drafter_format(),
+            seed=self._config.model.seed,
+            num_threads=self._plan.num_threads,
+        )
+
+    def _drafter_format(self) -> str:
+        return "dummy" if self._config.load.load_format == "dummy" else "auto"
+
+    def drafter_kv_cache_specs(self) -> dict[str, AnyKVCacheSpec]:
+        """The same of the drafter's layers; none where nobody drafts, or without keys and values."""
+        return {} if self._drafter_steps is None else self._drafter_steps.kv_cache_specs()
 
     def get_kv_cache_specs(self) -> dict[str, AnyKVCacheSpec]:
         """What each layer with a cache of its own asks, by layer name."""
@@ -96,6 +134,8 @@ class Worker:
         assert self._plan.memory_fraction is not None, "the Plan gives KV memory as bytes or as a share"
         step = self._largest_step_bytes()
         weights = parameter_bytes(self.model)
+        if self._network is not None:
+            weights += parameter_bytes(self._network)
         caps = detect_caps(self._plan.device)
         share = int(self._plan.memory_fraction * caps.total_bytes)
         left = min(share - weights, caps.available_bytes) - step
@@ -204,7 +244,7 @@ class Worker:
 
     def shutdown(self) -> None:
         """Let go of the model and the cache. May be called twice."""
-        for name in ("model", "model_runner"):
+        for name in ("model", "model_runner", "_network", "_drafter_steps"):
             vars(self).pop(name, None)
 
     def _largest_step_bytes(self) -> int:

@@ -334,3 +334,23 @@ def test_a_plan_never_exceeds_the_memory_given():
         assert sum(tensor.size_bytes for tensor in config.tensors) <= memory
         specs = [group.spec for group in config.groups]
         assert max_blocks_per_request(specs, config.max_model_len, 2048) <= config.num_usable_blocks
+
+
+def test_a_drafter_has_pages_under_the_numbers_of_a_groups_blocks():
+    drafter = layers(full(num_kv_heads=2), 2, "drafter")
+    config = plan(layers(full(), 4), num_blocks=24, drafter_specs=drafter)
+    assert config.drafter is not None and config.drafter_follows == 0
+    # Two layers of twice the bytes beside four: as much again.
+    assert config.num_blocks == config.drafter.num_blocks == 12
+    (group,) = config.drafter.groups
+    assert (group.layer_names, group.spec) == (("drafter0", "drafter1"), full(num_kv_heads=2))
+    assert [tensor.size_bytes for tensor in config.drafter.tensors] == [12 * 2 * PAGE] * 2
+
+
+def test_a_drafter_follows_layers_that_keep_every_token_and_keeps_them_too():
+    config = plan(gemma_like(), drafter_specs=layers(window(64), 1, "drafter"))
+    assert config.drafter is not None
+    assert isinstance(config.groups[config.drafter_follows].spec, FullAttentionSpec)
+    assert isinstance(config.drafter.groups[0].spec, FullAttentionSpec)
+    with pytest.raises(ConfigError, match="none of its layers keeps every token"):
+        plan(layers(window(512), 3), drafter_specs=layers(full(), 1, "drafter"))
