@@ -17,7 +17,7 @@ SAID = {
     "prefix_caching.py": "from the cache",
     "lora.py": "made-up: ",
     "own_logits_processor.py": "",
-    "speculative_decoding.py": "ngram: ' four",
+    "speculative_decoding.py": "ngram: ' five six seven",
     "structured_output.py": "France {'city': 'Paris', 'continent': 'Europe'}",
 }
 
