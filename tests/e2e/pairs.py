@@ -18,6 +18,8 @@ from octavo.words.messages import SchedulerOutput
 
 SHAPE = "a[a-d]{15}d"
 DIES_ONCE = "OCTAVO_TEST_DIES_ONCE"
+DRAFT_MODEL = "draft model"
+"""Stands for the folder of one, which the test makes."""
 STEPS_OF_LIFE = 6
 """Of the first core, those of its warm-up included."""
 
@@ -88,6 +90,16 @@ FEATURES = [
         _grew("vllm:spec_decode_num_accepted_tokens"),
         {"speculative_method": "ngram", "prompt_lookup_min": 1, "adaptive_speculation": False},
     ),
+    Feature(
+        "draft model",
+        _grew("vllm:spec_decode_num_accepted_tokens"),
+        {
+            "speculative_method": "draft_model",
+            "speculative_model": DRAFT_MODEL,
+            "num_speculative_tokens": 4,
+            "adaptive_speculation": False,
+        },
+    ),
     Feature("LoRA", _grew("lora rows"), {"enable_lora": True}, has_adapter=True),
     Feature("prefix cache", _grew("vllm:prefix_cache_hits"), {"enable_prefix_caching": True}),
     Feature(
@@ -113,21 +125,28 @@ FEATURES = [
     ),
 ]
 PAIRS = {f"{one.name} + {other.name}": (one, other) for one, other in combinations(FEATURES, 2)}
+SPECULATION_AND_BEAMS = (
+    "beam search and speculative decoding do not go together: leave out use_beam_search, or start the engine without "
+    "--speculative-method."
+)
 REFUSED = {
     "structured output + beam search": "structured_outputs and beam search do not go together: leave out one of them.",
-    "n-gram speculation + beam search": "beam search and speculative decoding do not go together: leave out "
-    "use_beam_search, or start the engine without --speculative-method.",
+    "n-gram speculation + beam search": SPECULATION_AND_BEAMS,
+    "draft model + beam search": SPECULATION_AND_BEAMS,
 }
+ONE_OPTION = {"n-gram speculation + draft model": "Both are values of one option, --speculative-method."}
+"""Pairs that nobody can ask for."""
+NO = {**REFUSED, **ONE_OPTION}
 
 
 def page() -> str:
     """docs/features.md."""
     names = [feature.name for feature in FEATURES]
-    numbers = {pair: number for number, pair in enumerate(REFUSED, 1)}
+    numbers = {pair: number for number, pair in enumerate(NO, 1)}
     rows = [[name, *(_cell(name, other, names, numbers) for other in names[1:])] for name in names[:-1]]
     lines = ["# What goes with what", "", INTRODUCTION, "", _line(["", *names[1:]]), _line(["---"] * len(names))]
     lines += [_line(row) for row in rows]
-    lines += ["", "Refused:", "", *(f"{number}. {REFUSED[pair]}" for pair, number in numbers.items()), ""]
+    lines += ["", "Refused, and why:", "", *(f"{number}. {NO[pair]}" for pair, number in numbers.items()), ""]
     return "\n".join(lines)
 
 

@@ -16,7 +16,8 @@ from octavo.engine.supervisor import supervised
 from octavo.frontend.start import start_front_end
 from octavo.words.errors import RequestError
 from octavo.words.sampling_params import RequestOutputKind
-from tests.e2e.pairs import DIES_ONCE, PAIRS, REFUSED, Feature, Ran, page
+from tests.drafters import save_noisy_copy
+from tests.e2e.pairs import DIES_ONCE, DRAFT_MODEL, NO, PAIRS, REFUSED, Feature, Ran, page
 from tests.tiny_adapters import save_tiny_adapter
 from tests.tiny_models import save_tiny_model
 
@@ -35,7 +36,8 @@ COMMON: dict[str, Any] = {
 class Engines:
     """Engines by their features; those of one feature or none are kept, others live as long as they are asked."""
 
-    def __init__(self, options: dict[str, Any], adapter: LoRARequest) -> None:
+    def __init__(self, options: dict[str, Any], adapter: LoRARequest, draft_model: Path) -> None:
+        self._draft_model = str(draft_model)
         self._options = options
         self._adapter = adapter
         self._kept: dict[str, LLMEngine] = {}
@@ -72,6 +74,8 @@ class Engines:
         options, client = dict(self._options), "InprocClient"
         for feature in features:
             options |= feature.options
+            if options.get("speculative_model") == DRAFT_MODEL:
+                options["speculative_model"] = self._draft_model
             client = feature.client if feature.client != "InprocClient" else client
         return LLMEngine(*start_front_end(EngineArgs(**options).create_engine_config(), CLIENTS[client]))
 
@@ -126,13 +130,14 @@ def engines(succ: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[En
             "disable_log_stats": True,
         },
         LoRARequest("adapter", 1, str(save_tiny_adapter(folder.parent / "adapter", folder))),
+        save_noisy_copy(folder, tmp_path_factory.mktemp("draft")),
     )
     yield engines
     engines.close()
     del os.environ[DIES_ONCE]
 
 
-@pytest.mark.parametrize("pair", [name for name in PAIRS if name not in REFUSED])
+@pytest.mark.parametrize("pair", [name for name in PAIRS if name not in NO])
 def test_both_are_at_work_and_answers_are_those_of_a_plain_engine(engines: Engines, pair: str) -> None:
     features = list(PAIRS[pair])
     params = SamplingParams(**{**COMMON, **features[0].params, **features[1].params})
