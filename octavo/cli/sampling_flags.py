@@ -9,10 +9,14 @@ from typing import Any
 
 import msgspec
 
+from octavo.words.beam_search import BeamSearch
 from octavo.words.errors import RequestError
+from octavo.words.repetition_detection import RepetitionDetectionParams
 from octavo.words.sampling_params import SamplingParams
 from octavo.words.structured_outputs import StructuredOutputParams
 
+REPETITION_EXAMPLE = '{"max_pattern_size": 8, "min_count": 4}'
+BEAM_EXAMPLE = '{"width": 4}'
 NOT_FLAGS = {"output_kind", "detokenize"}
 """Fields the commands set themselves."""
 
@@ -25,14 +29,18 @@ def parse_bias(text: str) -> dict[int, float]:
         raise argparse.ArgumentTypeError(f'expected JSON such as {{"66": -100}}, got {text!r}') from error
 
 
-def parse_shape(text: str) -> StructuredOutputParams:
-    """``{"regex": "[0-9]+"}`` as a flag's value."""
-    try:
-        return StructuredOutputParams(**json.loads(text))
-    except RequestError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    except (ValueError, TypeError) as error:
-        raise argparse.ArgumentTypeError(f'expected JSON such as {{"regex": "[0-9]+"}}, got {text!r}') from error
+def fields_of(kind: type, example: str) -> Callable[[str], Any]:
+    """A parser of JSON with the fields of ``kind``, such as ``example``."""
+
+    def parse(text: str) -> Any:
+        try:
+            return kind(**json.loads(text))
+        except RequestError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+        except (ValueError, TypeError) as error:
+            raise argparse.ArgumentTypeError(f"expected JSON such as {example}, got {text!r}") from error
+
+    return parse
 
 
 HELP = {
@@ -56,13 +64,23 @@ HELP = {
     "allowed_token_ids": "token id that may be sampled; no other then",
     "bad_words": "text that is never generated",
     "structured_outputs": 'shape of the answer, such as {"regex": "[0-9]+"} or {"json": {"type": "object"}}',
+    "thinking_token_budget": "most tokens of thought before the answer; needs a model whose template has thoughts",
+    "repetition_detection": f"when to end an answer that repeats itself, such as {REPETITION_EXAMPLE}",
+    "extra_args": "for the engine's own logits processors, as a JSON object",
+    "beam_search": f"search instead of sampling, such as {BEAM_EXAMPLE}",
     "skip_special_tokens": "leave special tokens out of the text",
     "spaces_between_special_tokens": "put spaces between special tokens in the text",
     "include_stop_str_in_output": "keep the stop text in the answer",
 }
 
 LIST_FIELDS: dict[str, type] = {"stop": str, "stop_token_ids": int, "allowed_token_ids": int, "bad_words": str}
-JSON_FIELDS: dict[str, Callable[[str], Any]] = {"logit_bias": parse_bias, "structured_outputs": parse_shape}
+JSON_FIELDS: dict[str, Callable[[str], Any]] = {
+    "logit_bias": parse_bias,
+    "structured_outputs": fields_of(StructuredOutputParams, '{"regex": "[0-9]+"}'),
+    "repetition_detection": fields_of(RepetitionDetectionParams, REPETITION_EXAMPLE),
+    "extra_args": fields_of(dict, '{"strength": 1}'),
+    "beam_search": fields_of(BeamSearch, BEAM_EXAMPLE),
+}
 SCALAR_TYPES: dict[str, type] = {"int": int, "float": float, "int | None": int}
 
 

@@ -22,6 +22,7 @@ HELP = {
     "vllm:num_requests_waiting": "Requests that wait to be scheduled.",
     "vllm:kv_cache_usage_perc": "Share of the KV blocks that requests hold; 1 = all.",
     "vllm:cache_config_info": "The KV cache; the value is always 1.",
+    "octavo:num_beam_forks": "Beams that went on as copies of another.",
     "vllm:num_preemptions": "Requests sent back to the queue to make room.",
     "vllm:prefix_cache_queries": "Tokens looked up in the prefix cache.",
     "vllm:prefix_cache_hits": "Tokens found in the prefix cache.",

@@ -38,7 +38,7 @@ def series() -> dict[str, set[str]]:
     requests = RequestStats(8192)
     requests.begin(make_message("a"))
     requests.record([EngineCoreOutput(request_id="a", new_token_ids=[1], finish_reason=FinishReason.STOP)])
-    metrics = [*scheduler_metrics(SchedulerStats()), *requests.metrics(), *more]
+    metrics = [*scheduler_metrics(SchedulerStats(num_accepted_tokens_per_pos=[1])), *requests.metrics(), *more]
     assert {metric.name for metric in metrics} == set(HELP), "every metric has its line of help, and no other"
     page = metrics_page(metrics, LABELS).decode()
     found: dict[str, set[str]] = {}
