@@ -57,4 +57,4 @@ conformance: setup
 # 20 minutes of mixed load with aborts: memory, descriptors and free blocks stay flat (make soak MINUTES=2: shorter).
 MINUTES := 20
 soak: setup
-	$(PYTHON) scripts/soak.py --minutes $(MINUTES)
+	$(PYTHON) benchmarks/soak.py --minutes $(MINUTES)

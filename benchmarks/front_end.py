@@ -10,16 +10,11 @@ import argparse
 import asyncio
 import json
 import re
-import subprocess
-import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import psutil
-
-START_TIMEOUT_S = 60
+from local_server import LocalServer
 
 
 def main() -> None:
@@ -28,36 +23,10 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--chat", action="store_true", help="chat completions in place of completions")
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "log"
-        server = start(arguments.model, log)
-        try:
-            port = wait_for_port(server, log)
-            asyncio.run(run_loads(psutil.Process(server.pid), port, arguments.repeat, chat=arguments.chat))
-        finally:
-            server.terminate()
-            server.wait(20)
-
-
-def start(model: str, log: Path) -> subprocess.Popen[bytes]:
-    """A server without a model; it has a tokenizer."""
-    command = [
-        sys.executable, "-m", "octavo.cli.main", "serve", model, "--port", "0", "--load-format", "mock",
-        "--max-model-len", "2048", "--disable-access-log", "--disable-log-stats",
-    ]  # fmt: skip
-    with log.open("wb") as output:
-        return subprocess.Popen(command, stdout=output, stderr=output)
-
-
-def wait_for_port(server: subprocess.Popen[bytes], log: Path) -> int:
-    """The port, once the engine is ready."""
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline and server.poll() is None:
-        text = log.read_text()
-        if "startup complete" in text and (found := re.search(r"Listening on http://127.0.0.1:(\d+)", text)):
-            return int(found[1])
-        time.sleep(0.05)
-    raise SystemExit(f"the server did not start: {log.read_text()}")
+    flags = ("--load-format", "mock", "--max-model-len", "2048", "--disable-access-log", "--disable-log-stats")
+    with LocalServer(arguments.model, *flags) as server:
+        port = server.wait_until_ready()
+        asyncio.run(run_loads(psutil.Process(server.process.pid), port, arguments.repeat, chat=arguments.chat))
 
 
 async def run_loads(process: psutil.Process, port: int, repeat: int, *, chat: bool) -> None:

@@ -11,17 +11,12 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
-import re
 import signal
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable
-from pathlib import Path
 
-POLL_S = 0.005
+from local_server import LocalServer
+
 TIMEOUT_S = 120
 BODY = json.dumps({"prompt": "The capital of France is", "max_tokens": 1, "temperature": 0})
 
@@ -38,42 +33,15 @@ def main() -> None:
 
 def start_and_end(model: str) -> dict[str, float]:
     """Seconds to each event of one server's life."""
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "log"
-        command = [sys.executable, "-m", "octavo.cli.main", "serve", model, "--port", "0"]
-        began = time.monotonic()
-        with log.open("wb") as output:
-            server = subprocess.Popen(command, stdout=output, stderr=output)
-        try:
-            port = int(until(lambda: port_in(log), server, log))
-            loading = until(
-                lambda: status(port, "GET", "/health") is not None and time.monotonic() - began, server, log
-            )
-            answered = until(
-                lambda: status(port, "POST", "/v1/completions") == 200 and time.monotonic() - began, server, log
-            )
-            asked = time.monotonic()
-            server.send_signal(signal.SIGTERM)
-            server.wait(TIMEOUT_S)
-            return {"health_s": loading, "first_answer_s": answered, "end_s": time.monotonic() - asked}
-        finally:
-            server.kill()
-            server.wait()
-
-
-def until(found: Callable[[], float | None], server: subprocess.Popen[bytes], log: Path) -> float:
-    """The first true value that ``found`` gives."""
-    deadline = time.monotonic() + TIMEOUT_S
-    while time.monotonic() < deadline and server.poll() is None:
-        if value := found():
-            return value
-        time.sleep(POLL_S)
-    raise SystemExit(f"the server did not start: {log.read_text()}")
-
-
-def port_in(log: Path) -> int | None:
-    found = re.search(r"Listening on http://127.0.0.1:(\d+)", log.read_text())
-    return int(found[1]) if found else None
+    began = time.monotonic()
+    with LocalServer(model) as server:
+        port = server.wait_for_port()
+        loading = server.until(lambda: status(port, "GET", "/health") is not None and time.monotonic() - began)
+        answered = server.until(lambda: status(port, "POST", "/v1/completions") == 200 and time.monotonic() - began)
+        asked = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        server.process.wait(TIMEOUT_S)
+        return {"health_s": loading, "first_answer_s": answered, "end_s": time.monotonic() - asked}
 
 
 def status(port: int, method: str, path: str) -> int | None:

@@ -22,7 +22,7 @@ CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 DTYPES = ("F32", "F16", "BF16")
 
-_WRAPPED = ("base_model.model.",)
+_WRAPPER = "base_model.model."
 _MODEL_PREFIXES = (("model.language_model.", "model."), ("language_model.model.", "model."))
 """How models that wrap a text model name it."""
 
@@ -122,9 +122,7 @@ def _check_kind(config: Record) -> None:
 
 def _place(file: Path, tensor: SafetensorsTensor, shapes: Shapes) -> tuple[str, str]:
     """(projection, "A" or "B") of a tensor."""
-    name = tensor.name
-    for prefix in _WRAPPED:
-        name = name.removeprefix(prefix)
+    name = tensor.name.removeprefix(_WRAPPER)
     for found, instead in _MODEL_PREFIXES:
         if name.startswith(found):
             name = instead + name[len(found) :]

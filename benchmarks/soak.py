@@ -1,6 +1,6 @@
 """Put a server under mixed load with aborts for long: memory, descriptors, threads and free blocks must stay flat.
 
-python scripts/soak.py [--minutes 20] [--model smollm2-135m] [--clients 16] [--rounds 10]
+python benchmarks/soak.py [--minutes 20] [--model smollm2-135m] [--clients 16] [--rounds 10]
 
 The time is cut into rounds; after each the load pauses until the server is idle, and what it holds is noted. The first
 three rounds fill caches and pools; after that nothing may grow. Exit code 1, and the reason, if something does.
@@ -13,17 +13,17 @@ import asyncio
 import json
 import random
 import re
-import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
+from local_server import LocalServer
 
-START_TIMEOUT_S, IDLE_TIMEOUT_S = 120, 60
+SMALL_CACHE = ("--max-model-len", "2048", "--kv-cache-memory-bytes", "128MiB")
+"""So that all of it has been written to in the warm rounds."""
+IDLE_TIMEOUT_S = 60
 WARM_ROUNDS = 3
 MAX_GROWTH_BYTES = 24 << 20
 """Of a process, between the warm rounds and the end: allocators keep some."""
@@ -38,38 +38,12 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=10)
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "log"
-        server = start(arguments.model, log)
-        try:
-            url = wait_for_url(server, log)
-            rounds = asyncio.run(soak(server.pid, url, arguments))
-        finally:
-            server.terminate()
-            server.wait(30)
+    with LocalServer(arguments.model, *SMALL_CACHE, "--disable-access-log") as server:
+        url = f"http://127.0.0.1:{server.wait_until_ready()}"
+        rounds = asyncio.run(soak(server.process.pid, url, arguments))
     problems = what_grew(rounds)
     print("\n".join(problems) or "flat")
     return 1 if problems else 0
-
-
-def start(model: str, log: Path) -> subprocess.Popen[bytes]:
-    """A server whose KV cache is small, so that all of it has been written to in the warm rounds."""
-    command = [
-        sys.executable, "-m", "octavo.cli.main", "serve", model, "--port", "0", "--max-model-len", "2048",
-        "--kv-cache-memory-bytes", "128MiB", "--disable-access-log",
-    ]  # fmt: skip
-    with log.open("wb") as output:
-        return subprocess.Popen(command, stdout=output, stderr=output)
-
-
-def wait_for_url(server: subprocess.Popen[bytes], log: Path) -> str:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline and server.poll() is None:
-        text = log.read_text()
-        if "startup complete" in text and (found := re.search(r"Listening on (http://\S+);", text)):
-            return found[1]
-        time.sleep(0.1)
-    raise SystemExit(f"the server did not start: {log.read_text()}")
 
 
 async def soak(pid: int, url: str, arguments: argparse.Namespace) -> list[dict[str, Any]]:
