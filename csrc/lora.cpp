@@ -16,7 +16,6 @@ KernelCounter lora_counter("lora");
 constexpr std::size_t kPanelsPerTask = 64;  // at usual ranks they stay in the first-level cache for a task's rows
 constexpr std::size_t kRowsPerTask = 16;    // read an adapter's weights once
 
-std::size_t divide_up(std::size_t number, std::size_t divisor) { return (number + divisor - 1) / divisor; }
 std::size_t padded(std::size_t number) { return divide_up(number, kLoraLanes) * kLoraLanes; }
 
 template <class T>

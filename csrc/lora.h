@@ -28,7 +28,6 @@ public:
     float scale() const { return scale_; }
     const void* a() const { return a_.data(); }
     const void* b() const { return b_.data(); }
-    std::size_t bytes() const { return a_.size() + b_.size(); }
 
 private:
     const NumberType type_;

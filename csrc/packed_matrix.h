@@ -12,6 +12,9 @@ namespace octavo {
 enum class NumberType { float32, bfloat16 };
 
 constexpr std::size_t item_bytes(NumberType type) { return type == NumberType::float32 ? 4 : 2; }
+constexpr NumberType number_type(bool is_bfloat16) { return is_bfloat16 ? NumberType::bfloat16 : NumberType::float32; }
+
+constexpr std::size_t divide_up(std::size_t number, std::size_t divisor) { return (number + divisor - 1) / divisor; }
 
 // Immutable once made. A format states which types its methods take, and throws std::invalid_argument for another.
 class PackedMatrix {

@@ -42,7 +42,8 @@ public:
             const float scale = kept(range_ / steps);
             improve(best, rounded_to({scale, steps <= 15.0f ? least_ : middle_ - 7.5f * scale}));
         }
-        for (int i = 0; i < kRefinements; ++i) improve(best, rounded_to(best.grid));
+        for (int i = 0; i < kRefinements && improve(best, rounded_to(best.grid)); ++i) {
+        }
         return best;
     }
 
@@ -57,10 +58,12 @@ private:
     float missed(const Candidate& candidate, Grid grid) const { return kernels_.missed(numbers_, grid, candidate.levels); }
 
     // With the line of least squares through the levels in place of the grid that they were rounded to.
-    void improve(Candidate& best, Candidate candidate) const {
+    bool improve(Candidate& best, Candidate candidate) const {
         candidate.grid = fitted(candidate.sums);
         candidate.missed = missed(candidate, candidate.grid);
-        if (candidate.missed < best.missed) best = candidate;
+        const bool is_better = candidate.missed < best.missed;
+        if (is_better) best = candidate;
+        return is_better;
     }
 
     // Sums are about the middle, which keeps differences of near numbers exact.

@@ -25,7 +25,6 @@ constexpr std::size_t kTaskBytes = 64 << 10;  // of weights: some microseconds, 
 constexpr std::size_t kRowsAtOnce = 64;       // of inputs, as in the kernel
 constexpr std::size_t kQuantizedAtOnce = 8;   // rows
 
-std::size_t divide_up(std::size_t number, std::size_t divisor) { return (number + divisor - 1) / divisor; }
 std::size_t index_of(WeightFormat format) { return static_cast<std::size_t>(format); }
 
 std::size_t columns_of(const std::vector<QuantizedMatrix::Source>& sources) {

@@ -20,11 +20,6 @@ struct StepView {
     std::ptrdiff_t table_stride;
 };
 
-template <class T>
-T* address(std::uintptr_t number) {
-    return reinterpret_cast<T*>(number);
-}
-
 Launch attend(const AttentionLayer& layer, const StepView& step, const KvCache& cache, std::uintptr_t query,
               std::uintptr_t out, bool is_bfloat16, std::uintptr_t sinks) {
     const AttentionCall call{.query = address<const void>(query),

@@ -4,7 +4,16 @@
 
 #include <nanobind/nanobind.h>
 
+#include <cstdint>
+
 namespace octavo {
+
+using Address = std::uintptr_t;
+
+template <class T = void>
+T* address(Address number) {
+    return reinterpret_cast<T*>(number);
+}
 
 void bind_runtime(nanobind::module_& m);
 void bind_attention(nanobind::module_& m);

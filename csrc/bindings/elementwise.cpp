@@ -10,13 +10,6 @@ namespace nb = nanobind;
 namespace octavo {
 namespace {
 
-using Address = std::uintptr_t;
-
-template <class T = void>
-T* address(Address number) {
-    return reinterpret_cast<T*>(number);
-}
-
 Launch launch_rms_norm(Address x, Address residual, Address weight, Address total, Address out, std::size_t width,
                        float eps, float weight_offset, bool is_bfloat16) {
     const NormCall call{address(x), address(residual), address(weight), address(total),

@@ -17,13 +17,7 @@ namespace nb = nanobind;
 namespace octavo {
 namespace {
 
-using Address = std::uintptr_t;
 using Source = std::tuple<Address, Address, std::int64_t>;  // numbers, ids or 0, rows
-
-template <class T = void>
-T* address(Address number) {
-    return reinterpret_cast<T*>(number);
-}
 
 Launch launch_layer_norm(const std::vector<Source>& sources, Address weight, Address bias, Address out, std::size_t width,
                          float eps, bool is_bfloat16) {

@@ -14,29 +14,25 @@ namespace nb = nanobind;
 namespace octavo {
 namespace {
 
-NumberType number_type(std::string_view name) {
+NumberType named_number_type(std::string_view name) {
     if (name == "float32") return NumberType::float32;
     if (name == "bfloat16") return NumberType::bfloat16;
     throw std::invalid_argument("packed linear has no kernels for " + std::string(name));
 }
 
-const void* address(std::uintptr_t number) { return reinterpret_cast<const void*>(number); }
-
 void construct(PackedLinear* self, ThreadPool& pool, std::string_view dtype, std::uintptr_t weight, std::uintptr_t bias,
                std::size_t num_columns, std::size_t k, bool gated) {
-    const NumberType type = number_type(dtype);
+    const NumberType type = named_number_type(dtype);
     if (num_columns == 0 || k == 0) throw std::invalid_argument("an empty weight matrix cannot be packed");
     const nb::gil_scoped_release released;
     new (self) PackedLinear(pool, type, address(weight), address(bias), num_columns, k, gated);
 }
 
-NumberType number_type(bool is_bfloat16) { return is_bfloat16 ? NumberType::bfloat16 : NumberType::float32; }
-
 Launch project(const PackedMatrix& self, std::uintptr_t x, bool x_is_bfloat16, std::uintptr_t out,
                bool out_is_bfloat16) {
     return {"linear", [=, &self](ThreadPool& pool, StepSizes sizes) {
                 self.run(pool, address(x), number_type(x_is_bfloat16), sizes.num_rows, number_type(out_is_bfloat16),
-                         reinterpret_cast<void*>(out));
+                         address(out));
             }};
 }
 
@@ -45,7 +41,7 @@ Launch gate(const PackedMatrix& self, std::uintptr_t x, bool is_bfloat16, bool i
     const Activation activation = is_gelu_tanh ? Activation::gelu_tanh : Activation::silu;
     return {"linear_gated", [=, &self](ThreadPool& pool, StepSizes sizes) {
                 self.run_gated(pool, address(x), number_type(is_bfloat16), sizes.num_rows, activation,
-                               reinterpret_cast<void*>(out));
+                               address(out));
             }};
 }
 
@@ -60,7 +56,7 @@ Launch unpack_rows(const PackedMatrix& self, std::uintptr_t ids, std::uintptr_t 
     return {"unpack_rows", [=, &self](ThreadPool& pool, StepSizes sizes) {
                 const auto* first = static_cast<const std::int64_t*>(address(ids));
                 check_rows(first, sizes.num_rows, self.num_columns());
-                self.unpack_rows(pool, first, sizes.num_rows, number_type(is_bfloat16), reinterpret_cast<void*>(out));
+                self.unpack_rows(pool, first, sizes.num_rows, number_type(is_bfloat16), address(out));
             }};
 }
 

@@ -11,13 +11,11 @@ namespace nb = nanobind;
 namespace octavo {
 namespace {
 
-NumberType number_type(bool is_bfloat16) { return is_bfloat16 ? NumberType::bfloat16 : NumberType::float32; }
-
 std::shared_ptr<LowRankUpdate> pack(std::uintptr_t a, std::uintptr_t b, std::size_t rank, std::size_t k,
                                     std::size_t num_columns, float scale, bool is_bfloat16) {
     const nb::gil_scoped_release released;
-    return std::make_shared<LowRankUpdate>(number_type(is_bfloat16), reinterpret_cast<const void*>(a),
-                                           reinterpret_cast<const void*>(b), rank, k, num_columns, scale);
+    return std::make_shared<LowRankUpdate>(number_type(is_bfloat16), address<const void>(a),
+                                           address<const void>(b), rank, k, num_columns, scale);
 }
 
 void construct(LoraSlots* self, std::size_t num_slots, std::size_t k, std::vector<std::size_t> columns_of_parts,
@@ -31,16 +29,15 @@ void put(LoraSlots& self, std::size_t slot, std::size_t part, std::shared_ptr<Lo
 
 Launch add(const LoraSlots& self, std::uintptr_t x, std::uintptr_t row_slots, std::uintptr_t y) {
     return {"lora", [=, &self](ThreadPool& pool, StepSizes sizes) {
-                self.run(pool, reinterpret_cast<const void*>(x), reinterpret_cast<const std::int32_t*>(row_slots),
-                         sizes.num_rows, reinterpret_cast<void*>(y));
+                self.run(pool, address<const void>(x), address<const std::int32_t>(row_slots),
+                         sizes.num_rows, address(y));
             }};
 }
 
 }  // namespace
 
 void bind_lora(nb::module_& m) {
-    nb::class_<LowRankUpdate>(m, "LowRankUpdate", "An adapter's update of one projection, packed.")
-        .def_prop_ro("bytes", &LowRankUpdate::bytes, "Memory it holds.");
+    nb::class_<LowRankUpdate>(m, "LowRankUpdate", "An adapter's update of one projection, packed.");
     m.def("pack_low_rank", &pack, nb::arg("a"), nb::arg("b"), nb::arg("rank"), nb::arg("k"), nb::arg("num_columns"),
           nb::arg("scale"), nb::arg("is_bfloat16"),
           "Copy a [rank, k] and b [num_columns, rank], float32 or bfloat16, into the kernels' layout.");

@@ -10,13 +10,6 @@ namespace nb = nanobind;
 namespace octavo {
 namespace {
 
-using Address = std::uintptr_t;
-
-template <class T>
-T* address(Address number) {
-    return reinterpret_cast<T*>(number);
-}
-
 auto bound_unusable_rows(ThreadPool& pool, Address logits, std::size_t num_rows, std::size_t vocab_size) {
     const nb::gil_scoped_release released;
     return unusable_rows(pool, address<const float>(logits), num_rows, vocab_size);

@@ -15,13 +15,7 @@ namespace nb = nanobind;
 namespace octavo {
 namespace {
 
-using Address = std::uintptr_t;
 using Numbers = std::vector<std::int64_t>;
-
-template <class T>
-T* address(Address number) {
-    return reinterpret_cast<T*>(number);
-}
 
 // block size, kernel blocks of a block, block table, its columns, slot mapping
 using Group = std::tuple<std::int64_t, std::int64_t, Address, std::size_t, Address>;

@@ -1,6 +1,6 @@
 #include "simd/lora.h"
 
-#include "simd/lanes.h"
+#include "simd/row_lanes.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
@@ -46,9 +46,8 @@ OCTAVO_INLINE void shrink_rows(const LoraShrink& task) {
 
 template <class T>
 OCTAVO_INLINE void add_to(T* y, Lanes sum, std::size_t count) {
-    if (count >= kLanes) return store(y, load(y) + sum);
-    const int some = static_cast<int>(count);
-    store_first(y, load_first(y, some) + sum, some);
+    const int some = count < kLanes ? static_cast<int>(count) : kLanes;
+    store_some(y, load_some(y, some) + sum, some);
 }
 
 template <class T, int kRows, int kPanels>
