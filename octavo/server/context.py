@@ -10,13 +10,16 @@ from starlette.requests import Request
 
 from octavo.config.server import ServerConfig
 from octavo.frontend.async_llm import AsyncLLM
+from octavo.frontend.input_processor import PreparedRequest
 from octavo.server.adapters import AdapterNames
 from octavo.server.api_error import ApiError
 from octavo.server.body import BodyReader
-from octavo.server.dialect import Dialect
+from octavo.server.dialect import AnswerPlan, Dialect
 from octavo.server.engine_state import EngineState
 from octavo.server.gate import ServerLoad
+from octavo.words.inputs import PromptType
 from octavo.words.lora import LoRARequest
+from octavo.words.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +58,27 @@ class ServerContext:
         if name in self.model_names or self.adapters.get(name) is not None:
             return name
         raise ApiError(404, f"the model {name[:200]!r} does not exist here.", param="model", code="model_not_found")
+
+    async def prepare(
+        self,
+        prompt: PromptType,
+        params: SamplingParams,
+        request_id: str,
+        plan: AnswerPlan,
+        adapter: LoRARequest | None,
+        *,
+        priority: int | None = None,
+    ) -> PreparedRequest:
+        """A request for an answer that is read as ``plan`` says. Raises what ``AsyncLLM.prepare`` does."""
+        return await self.llm.prepare(
+            prompt,
+            params,
+            request_id,
+            priority=priority,
+            reasoning_end_ids=plan.reasoning_end_ids,
+            reasoning_style=self.dialect.style,
+            lora_request=adapter,
+        )
 
     def adapter_of(self, model: str) -> LoRARequest | None:
         """The LoRA adapter that a served model is, None for the base model."""

@@ -125,14 +125,15 @@ class Sampler:
             [row for row, slot in enumerate(batch.slots) if slot in self._num_logprobs] if self._num_logprobs else []
         )
         raw = logits[asking] if asking and not self._processed_logprobs else None
-        raw_totals = self._log_totals(logits, batch)
+        beams = self._beams(batch)
+        raw_totals = logits[beams].logsumexp(dim=-1) if beams else None  # before anything is left out
         changed = [processor.apply(logits, batch) for processor in self._processors]
         if any(changed):
             problem = "the logits after the request's own constraints"
             failed = self._chooser.unusable_rows(logits, problem) | failed
         if self._refused:
             failed |= {row: self._refused[slot] for row, slot in enumerate(batch.slots) if slot in self._refused}
-        candidates = self._candidates(logits, batch, raw_totals)
+        candidates = self._candidates(logits, batch, beams, raw_totals)
         # In processed mode, the logits then hold what the tokens were chosen from.
         positions: list[int] = batch.num_tokens.tolist()
         keep = self._processed_logprobs or self._verification.needs_logits
@@ -168,16 +169,12 @@ class Sampler:
             return []
         return [row for row, slot in enumerate(batch.slots) if slot in self._num_candidates]
 
-    def _log_totals(self, logits: Tensor, batch: SamplingBatch) -> Tensor | None:
-        """What log-probabilities of beams are relative to: the logits before anything is left out."""
-        beams = self._beams(batch)
-        return logits[beams].logsumexp(dim=-1) if beams else None
-
-    def _candidates(self, logits: Tensor, batch: SamplingBatch, raw_totals: Tensor | None) -> dict[int, LogprobsRow]:
+    def _candidates(
+        self, logits: Tensor, batch: SamplingBatch, beams: list[int], raw_totals: Tensor | None
+    ) -> dict[int, LogprobsRow]:
         """What may follow each beam: the best of what is allowed, by the model's own log-probabilities."""
         if raw_totals is None:
             return {}
-        beams = self._beams(batch)
         most, chosen_from = [self._num_candidates[batch.slots[row]] for row in beams], logits[beams]
         rows = self._chooser.logprob_rows(chosen_from, best_ids(chosen_from), most)
         left_out = (chosen_from.logsumexp(dim=-1) - raw_totals).tolist()

@@ -59,7 +59,7 @@ class DraftModel:
         if not self._steps.is_ready:
             return {}
         self._steps.progress.note(said)
-        wanted = np.array([num_drafts.get(request_id, 0) for request_id in said.request_ids], dtype=np.int64)
+        wanted = said.wanted(num_drafts)
         rows = wanted.nonzero()[0]
         if not rows.size:
             return {}
@@ -68,10 +68,7 @@ class DraftModel:
         going_on = said.is_sampled[rows]
         rows, wanted, known = rows[going_on], wanted[rows][going_on], known[going_on]
         drafts = self._go_on(said.slots[rows], known, wanted, guesses[going_on], said.token_ids)
-        return {
-            said.request_ids[row]: drafts[index, :number].tolist()
-            for index, (row, number) in enumerate(zip(rows.tolist(), wanted.tolist(), strict=True))
-        }
+        return said.by_request(rows, drafts, wanted)
 
     def _catch_up(self, said: SaidTokens, rows: Ints, known: Ints) -> Ints:
         """Compute all known tokens of these requests, in as many steps as that takes; what may follow each, [R]."""

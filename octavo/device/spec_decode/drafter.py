@@ -36,6 +36,17 @@ class SaidTokens:
     hidden: Tensor
     first_rows: npt.NDArray[np.int64]
 
+    def wanted(self, num_drafts: Mapping[str, int]) -> npt.NDArray[np.int64]:
+        """[R]: how many drafts are asked for each request."""
+        return np.array([num_drafts.get(request_id, 0) for request_id in self.request_ids], dtype=np.int64)
+
+    def by_request(
+        self, rows: npt.NDArray[np.int64], drafts: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]
+    ) -> dict[str, list[int]]:
+        """The first ``counts[i]`` of ``drafts[i]``, for the request of ``rows[i]``."""
+        named = enumerate(zip(rows.tolist(), counts.tolist(), strict=True))
+        return {self.request_ids[row]: drafts[index, :count].tolist() for index, (row, count) in named}
+
 
 class Drafter(Protocol):
     """Guesses tokens, so that one step may verify several: a wrong guess costs time and changes no answer.

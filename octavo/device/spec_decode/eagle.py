@@ -57,15 +57,12 @@ class EagleDrafter:
         if not self._steps.is_ready:
             return {}
         features = self._follow(said)
-        wanted = np.array([num_drafts.get(request_id, 0) for request_id in said.request_ids], dtype=np.int64)
+        wanted = said.wanted(num_drafts)
         rows = (said.is_sampled & (wanted > 0)).nonzero()[0]
         if not rows.size:
             return {}
         drafts = self._go_on(said, rows, wanted[rows], features[torch.from_numpy(said.num_kept.cumsum()[rows] - 1)])
-        return {
-            said.request_ids[row]: drafts[index, :number].tolist()
-            for index, (row, number) in enumerate(zip(rows.tolist(), wanted[rows].tolist(), strict=True))
-        }
+        return said.by_request(rows, drafts, wanted[rows])
 
     def _follow(self, said: SaidTokens) -> Tensor:
         """The next feature after each position that the model computed, wrong drafts left out."""

@@ -29,8 +29,7 @@ class MedusaDrafter:
         pass
 
     def propose(self, said: SaidTokens, num_drafts: Mapping[str, int]) -> dict[str, list[int]]:
-        most = len(self._heads)
-        wanted = np.array([min(num_drafts.get(request_id, 0), most) for request_id in said.request_ids])
+        wanted = np.minimum(said.wanted(num_drafts), len(self._heads))
         rows = (said.is_sampled & (wanted > 0)).nonzero()[0]
         drafts: dict[str, list[int]] = {said.request_ids[row]: [] for row in rows.tolist()}
         for number, head in enumerate(self._heads):

@@ -42,7 +42,6 @@ class InputBatch:
     counts: StepCounts
     num_drafts_to_guess: Mapping[str, int]
     inputs: StepInputs
-    table: RequestTable
     given: GivenRows | None = None
 
     @property
@@ -182,7 +181,6 @@ class StepInputs:
             counts=counts,
             num_drafts_to_guess=output.num_drafts,
             inputs=self,
-            table=table,
         )
 
     def _write_token_types(self, second_text_at: Ints, num_tokens: int) -> None:

@@ -80,7 +80,7 @@ class Worker:
         with TorchThreads(self._plan.num_threads):
             kernels = build_kernels(self._plan)
             self.model = build_empty_model(self._plan, self._facts, kernels)
-            report = self._load_weights(self.model, self._checkpoint)
+            report = self._load_weights(self.model, self._checkpoint, self._config.load.load_format)
             if self._drafter is not None:
                 self._load_drafter(self._drafter, kernels)
         adapters = build_adapters(self._config, self._plan, self._facts, self.model, kernels)
@@ -92,21 +92,19 @@ class Worker:
     def _load_drafter(self, drafter: DrafterFiles, kernels: Kernels) -> None:
         plan, facts = self._plan, self._facts
         self._network = build_empty_drafter(self._config, plan, facts, drafter.facts, self.model, kernels)
-        report = self._load_weights(self._network, drafter.checkpoint)
+        stored = "dummy" if self._config.load.load_format == "dummy" else "auto"
+        report = self._load_weights(self._network, drafter.checkpoint, stored)
         self._drafter_steps = build_following_steps(plan, facts, drafter.facts, self._network, self.model, kernels)
         logger.info("Loading the drafter took %.2f seconds: %d tensors", report.seconds, report.num_tensors)
 
-    def _load_weights(self, model: nn.Module, checkpoint: Checkpoint) -> LoadReport:
+    def _load_weights(self, model: nn.Module, checkpoint: Checkpoint, load_format: str) -> LoadReport:
         return load_weights(
             model,
             checkpoint,
-            load_format=self._config.load.load_format if checkpoint is self._checkpoint else self._drafter_format(),
+            load_format=load_format,
             seed=self._config.model.seed,
             num_threads=self._plan.num_threads,
         )
-
-    def _drafter_format(self) -> str:
-        return "dummy" if self._config.load.load_format == "dummy" else "auto"
 
     def drafter_kv_cache_specs(self) -> dict[str, AnyKVCacheSpec]:
         """The same of the drafter's layers; none where nobody drafts, or without keys and values."""

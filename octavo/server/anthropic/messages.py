@@ -46,21 +46,15 @@ class Messages:
         context = self._context
         body = await context.bodies.read(request, MessageRequest)
         model = context.check_model(body.model)
-        llm = context.llm
+        llm, adapter = context.llm, context.adapter_of(model)
         tools = message_tools(body)
         ids = await self._ids(body, tools)
         plan = context.dialect.plan(ids, tools)
         params = plan.applied_to(message_params(body, llm.default_sampling_params))
         if context.dialect.style is not None:
             params = params.clone(thinking_token_budget=thinking_budget(body))
-        prepared = await llm.prepare(
-            {"prompt_token_ids": ids},
-            params,
-            f"msg_{secrets.token_hex(16)}",
-            reasoning_end_ids=plan.reasoning_end_ids,
-            reasoning_style=context.dialect.style,
-            lora_request=context.adapter_of(model),
-        )
+        answer_id = f"msg_{secrets.token_hex(16)}"
+        prepared = await context.prepare({"prompt_token_ids": ids}, params, answer_id, plan, adapter)
         answer = _Answer(body, prepared, plan, llm, model)
         if not body.stream:
             return json_response(await unless_gone(request, answer.whole()))

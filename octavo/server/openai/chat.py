@@ -27,7 +27,7 @@ from octavo.server.openai.generation import (
     sampling_params,
     truncated,
 )
-from octavo.server.openai.response_format import shape_of_format
+from octavo.server.openai.response_format import asked_shape
 from octavo.server.openai.streaming import ended, frame, run_one
 from octavo.server.output_events import CallArguments, CallBegins, Content, Reasoning
 from octavo.server.responses import EventStream, json_response, unless_gone
@@ -206,7 +206,7 @@ class ChatCompletions:
         context = self._context
         body = await context.bodies.read(request, ChatCompletionRequest)
         model = context.check_model(body.model)
-        llm = context.llm
+        llm, adapter = context.llm, context.adapter_of(model)
         check_unsupported(body)
         tools = chat_tools(body)
         context.dialect.check(tools)
@@ -214,15 +214,7 @@ class ChatCompletions:
         plan = context.dialect.plan(prompt["prompt_token_ids"], tools)
         params = plan.applied_to(chat_params(body, llm.default_sampling_params))
         answer_id = f"chatcmpl-{body.request_id or request_id_of(request)}"
-        prepared = await llm.prepare(
-            prompt,
-            params,
-            answer_id,
-            priority=body.priority,
-            reasoning_end_ids=plan.reasoning_end_ids,
-            lora_request=context.adapter_of(model),
-            reasoning_style=context.dialect.style,
-        )
+        prepared = await context.prepare(prompt, params, answer_id, plan, adapter, priority=body.priority)
         answer = _Answer(body, prepared, plan, llm, model, context)
         if not body.stream:
             return json_response(await unless_gone(request, answer.whole()))
@@ -486,8 +478,6 @@ def chat_params(body: ChatCompletionRequest, defaults: SamplingParams) -> Sampli
         raise ApiError(400, f"{name} must be at least 1.", param=name)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     own: dict[str, Any] = {"max_tokens": most, "logprobs": logprobs}
-    if body.response_format is not None and (shape := shape_of_format(body.response_format, "response_format")):
-        if body.structured_outputs is not None:
-            raise ApiError(400, "give response_format or structured_outputs, not both.", param="response_format")
-        own["structured_outputs"] = shape
+    if body.response_format is not None:
+        own["structured_outputs"] = asked_shape("response_format", body.response_format, body.structured_outputs)
     return sampling_params(body, defaults, **own)

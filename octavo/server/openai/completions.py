@@ -121,6 +121,7 @@ class _Answer:
         self._n = body.n or 1
         self._offsets: dict[int, int] = {}
         self._usage = UsageCounter()
+        self._adapter = context.adapter_of(model)
 
     async def prepare(self) -> list[PreparedRequest]:
         """Check everything; nothing runs yet."""
@@ -143,7 +144,7 @@ class _Answer:
                     self._id,
                     priority=body.priority,
                     reasoning_style=self._context.dialect.style,
-                    lora_request=self._context.adapter_of(self._model),
+                    lora_request=self._adapter,
                 )
             )
             if len(prompts) > 1:

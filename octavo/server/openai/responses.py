@@ -57,7 +57,7 @@ class Responses:
         context = self._context
         body = await context.bodies.read(request, ResponseRequest)
         model = context.check_model(body.model)
-        llm = context.llm
+        llm, adapter = context.llm, context.adapter_of(model)
         check_unsupported(body)
         tools = response_tools(body)
         context.dialect.check(tools)
@@ -66,14 +66,8 @@ class Responses:
         ids = await conversation_ids(llm, [*system, *messages], tools=tools.for_template, **template_options(body))
         plan = context.dialect.plan(ids, tools)
         params = plan.applied_to(response_params(body, llm.default_sampling_params))
-        prepared = await llm.prepare(
-            {"prompt_token_ids": ids},
-            params,
-            f"resp_{secrets.token_hex(16)}",
-            reasoning_end_ids=plan.reasoning_end_ids,
-            reasoning_style=context.dialect.style,
-            lora_request=context.adapter_of(model),
-        )
+        answer_id = f"resp_{secrets.token_hex(16)}"
+        prepared = await context.prepare({"prompt_token_ids": ids}, params, answer_id, plan, adapter)
         answer = _Answer(body, prepared, plan, llm, model, params, context.now)
         if not body.stream:
             whole = await unless_gone(request, answer.whole())
