@@ -72,6 +72,8 @@ struct RopeWriteLayer {
 
     void set_cache(const KvCache& cache) { call.cache = cache; }
 
+    void set_key_offset(Address key_offset) { call.key_offset = address<const float>(key_offset); }
+
     Launch launch(Address projected, Address positions, Address slots, Address query, bool is_bfloat16) const {
         RopeWriteCall rows = call;
         rows.projected = address(projected);
@@ -110,6 +112,7 @@ void bind_elementwise(nb::module_& m) {
              nb::arg("weight_offset"))
         .def("set_table", &RopeWriteLayer::set_table, nb::arg("cos_sin"), nb::arg("num_positions"))
         .def("set_cache", &RopeWriteLayer::set_cache, nb::arg("cache"))
+        .def("set_key_offset", &RopeWriteLayer::set_key_offset, nb::arg("key_offset"))
         .def("launch", &RopeWriteLayer::launch, nb::arg("projected"), nb::arg("positions"), nb::arg("slots"),
              nb::arg("query"), nb::arg("is_bfloat16"));
 }

@@ -131,6 +131,12 @@ OCTAVO_INLINE void store_head(const float* head, int head_size, To* out) {
     });
 }
 
+OCTAVO_INLINE void subtract(const float* offset, int head_size, float* head) {
+    for_lanes(head_size, [&](std::size_t i, int count) {
+        store_some(head + i, load_some(head + i, count) - load_some(offset + i, count), count);
+    });
+}
+
 template <class T, class Cache>
 OCTAVO_INLINE void write_key_value(const RopeWriteCall& call, const T* keys, std::int64_t position, std::int64_t slot) {
     const int size = call.head_size, token = static_cast<int>(slot % call.cache.block_size);
@@ -138,6 +144,7 @@ OCTAVO_INLINE void write_key_value(const RopeWriteCall& call, const T* keys, std
     float key[kMaxHeadSize], value[kMaxHeadSize];
     for (int head = 0; head < call.num_kv_heads; ++head) {
         turn_head(call, keys + head * size, static_cast<const T*>(call.k_norm), position, key);
+        if (call.key_offset) subtract(call.key_offset + head * size, size, key);
         for_lanes(size, [&](std::size_t i, int count) {
             store_some(key + i, round_lanes<T>(load_some(key + i, count)), count);
             store_some(value + i, load_some(values + head * size + i, count), count);

@@ -46,7 +46,8 @@ struct EmbeddingCall {
 inline constexpr int kMaxHeadSize = 1024;
 
 // projected: [num_rows, num_heads + 2 * num_kv_heads, head_size]; query: [num_rows, num_heads, head_size].
-// The norms' weights are [head_size] in the rows' type, or both null. Slot -1 is padding and stores nothing.
+// The norms' weights are [head_size] in the rows' type, or both null. What is stored of a key is it less key_offset
+// [num_kv_heads, head_size], unless that is null. Slot -1 is padding and stores nothing.
 struct RopeWriteCall {
     const void* projected;
     void* query;
@@ -54,6 +55,7 @@ struct RopeWriteCall {
     std::int64_t num_positions;
     const float* cos_sin;  // [num_positions, rotary_dim]: cosines, then sines
     const void *q_norm, *k_norm;
+    const float* key_offset;
     KvCache cache;
     int num_heads, num_kv_heads, head_size, rotary_dim;
     float eps, weight_offset;

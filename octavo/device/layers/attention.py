@@ -24,6 +24,9 @@ class Attention(nn.Module):
 
     ``kv_cache`` is of the backend's ``kv_cache_shape``, owned by the worker, which binds it with ``bind_kv_cache``; a
     forward before that is a bug of ours.
+
+    ``key_offset`` [num_kv_heads, head_size] float32, or None, is taken off every key that is stored. It changes no
+    output but for rounding: all scores of a query fall by its product with it, which softmax does not see.
     """
 
     kv_cache: Tensor
@@ -43,7 +46,12 @@ class Attention(nn.Module):
         self.backend = backend
         self.kv_cache_dtype = kv_cache_dtype
         self.sinks = sinks
+        self.key_offset: Tensor | None = None
         self.kv_cache = torch.empty(0, dtype=kv_cache_dtype)
+
+    def may_offset_keys(self) -> bool:
+        """Whether only differences of scores count; with a softcap or sinks their height does too."""
+        return self.options.softcap is None and self.sinks is None
 
     def metadata(self, ctx: ForwardContext) -> AttentionMetadata:
         return ctx.metadata[self.name]

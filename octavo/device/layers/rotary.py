@@ -13,9 +13,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from octavo.device.ops.rope import RopeTable
+from octavo.device.ops.rope import RopeTable, rope
 from octavo.words.errors import UnsupportedError
 from octavo.words.model_facts import RopeFacts
+
+_MEAN_OVER_POSITIONS = 4096
 
 
 def rope_table(rope: RopeFacts, max_model_len: int, max_position: int) -> RopeTable:
@@ -31,6 +33,15 @@ def rope_table(rope: RopeFacts, max_model_len: int, max_position: int) -> RopeTa
     angles = torch.arange(max_model_len, dtype=torch.float32).unsqueeze(1) * frequencies
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1) * attention_factor(rope, original)
     return RopeTable(cos_sin, rope.interleaved)
+
+
+def mean_rotation(heads: Tensor, table: RopeTable) -> Tensor:
+    """The mean of heads [num_heads, head_size] as they are at the first positions, float32.
+
+    Entries that turn slowly stay as they are, of fast ones little is left.
+    """
+    positions = torch.arange(min(len(table.cos_sin), _MEAN_OVER_POSITIONS))
+    return rope(heads.expand(len(positions), *heads.shape), positions, table).mean(dim=0)
 
 
 def attention_factor(rope: RopeFacts, original_max_position: int) -> float:

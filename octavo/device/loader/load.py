@@ -34,7 +34,8 @@ class LoadableModel(Protocol):
     """What a model shows to the loader.
 
     A module with a method ``finish_loading`` is told when its parameters are filled, and may then drop them. One whose
-    weight is on the device "meta" gets the stored rows instead, by ``load_rows``, and packs them when it is told.
+    weight is on the device "meta" gets the stored rows instead, by ``load_rows``, and packs them when it is told. One
+    with a method ``model_loaded`` is told when all of the model is there.
     """
 
     @property
@@ -72,6 +73,7 @@ def load_weights(
     else:
         with closing(open_source(checkpoint, num_threads=num_threads)) as source:
             counts = list(_fill(model, parameters, source))
+    _tell_loaded(model)
     return LoadReport(
         sum(count for count, _ in counts), sum(nbytes for _, nbytes in counts), time.perf_counter() - begin
     )
@@ -135,6 +137,13 @@ def _finish(modules: Mapping[str, nn.Module], names: Sequence[str]) -> None:
         finish = getattr(modules[layer], "finish_loading", None)
         if finish is not None:
             finish()
+
+
+def _tell_loaded(model: LoadableModel) -> None:
+    for _, module in model.named_modules():
+        loaded = getattr(module, "model_loaded", None)
+        if loaded is not None:
+            loaded()
 
 
 def _layer_of(parameter: str) -> str:

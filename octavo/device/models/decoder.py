@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor, nn
 
 from octavo.device.attention.context import ForwardContext
@@ -16,7 +17,7 @@ from octavo.device.layers.embedding import Embedding, LMHead, VocabWeight
 from octavo.device.layers.linear import Linear
 from octavo.device.layers.mlp import GatedMLP
 from octavo.device.layers.norm import RMSNorm
-from octavo.device.layers.rotary import rope_table
+from octavo.device.layers.rotary import mean_rotation, rope_table
 from octavo.device.layers.weight_map import ROPE_TABLES, Rename, Rule, Skip, Stack
 from octavo.device.models.options import ModelOptions
 from octavo.device.ops.paged_attention import AttentionOptions
@@ -114,6 +115,8 @@ class SelfAttention(nn.Module):
         super().__init__()
         facts, options = parts.facts, parts.options
         rows = qkv_rows(facts)
+        self.facts = facts
+        self.dtype = options.dtype
         self.kernels = options.kernels
         self.qkv = parts.linear(facts.hidden_size, sum(rows), bias=facts.attention_bias)
         self.out = parts.linear(rows[0], facts.hidden_size, bias=facts.attention_out_bias)
@@ -127,9 +130,29 @@ class SelfAttention(nn.Module):
         attention = self.attention
         slots = attention.metadata(ctx).slot_mapping
         query = self.kernels.qkv_rope_write(
-            x, self.qkv.operand, positions, self.rope, attention.kv_cache, slots, self._head_norm()
+            x,
+            self.qkv.operand,
+            positions,
+            self.rope,
+            attention.kv_cache,
+            slots,
+            self._head_norm(),
+            attention.key_offset,
         )
         return self.out(attention(query, ctx))
+
+    def model_loaded(self) -> None:
+        """Where keys have a large part in common, their bias, an int8 cache would have few steps for the rest."""
+        attention = self.attention
+        has_bias = self.facts.attention_bias and not self.facts.qk_norm
+        if has_bias and attention.kv_cache_dtype == torch.int8 and attention.may_offset_keys():
+            attention.key_offset = mean_rotation(self._key_bias(), self.rope)
+
+    def _key_bias(self) -> Tensor:
+        """[num_kv_heads, head_size]: what the projection, whose weights may be packed, makes of zeros."""
+        zeros = torch.zeros(1, self.qkv.in_features, dtype=self.dtype)
+        rows = qkv_rows(self.facts)
+        return self.qkv(zeros).split(rows, dim=1)[1].unflatten(1, (self.facts.num_kv_heads, -1))[0]
 
     def _head_norm(self) -> HeadNorm | None:
         if self.q_norm is None or self.k_norm is None:

@@ -32,6 +32,7 @@ def qkv_rope_write(
     kv_cache: Tensor,
     slot_mapping: Tensor,
     norm: HeadNorm | None = None,
+    key_offset: Tensor | None = None,
 ) -> Tensor:
     """Compute each row's queries, and store its keys and values in its cache slot.
 
@@ -43,9 +44,10 @@ def qkv_rope_write(
                   In int8 a key or value is followed by the four bytes of its float32 scale (``quantize``), and what
                   is stored of a key is its Hadamard transform: models have keys with a few very large entries.
     slot_mapping: [T] int64, block_id * block_size + offset, distinct; a row of slot -1 is padding and not stored.
+    key_offset:   [num_kv_heads, head_size] float32 or None: what is stored of a rotated key is it less this.
     Returns queries [T, num_heads, head_size], rotated, not scaled, in x's dtype. The projection is rounded to x's
-    dtype as ``linear`` does; norm and rotation are float32 each with one rounding to x's dtype; what is stored is then
-    converted to the cache's dtype.
+    dtype as ``linear`` does; norm, and rotation with the offset, are float32 each with one rounding to x's dtype; what
+    is stored is then converted to the cache's dtype.
     """
     num_kv_heads, head_size = kv_cache.shape[3], _head_size(kv_cache)
     heads = linear(x, weight).unflatten(-1, (-1, head_size))
@@ -56,7 +58,10 @@ def qkv_rope_write(
         query = rms_norm(query, norm.q_weight, norm.eps, norm.weight_offset)
         key = rms_norm(key, norm.k_weight, norm.eps, norm.weight_offset)
         query_key = torch.cat((query, key), dim=1)
-    query, key = rope(query_key, positions, table).to(x.dtype).split((num_heads, num_kv_heads), dim=1)
+    turned = rope(query_key, positions, table)
+    if key_offset is not None:
+        turned[:, num_heads:] -= key_offset
+    query, key = turned.to(x.dtype).split((num_heads, num_kv_heads), dim=1)
     write_kv(key, value, kv_cache, slot_mapping)
     return query
 

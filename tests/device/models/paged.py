@@ -24,7 +24,12 @@ from octavo.device.ops.kernels import load_kernels
 
 
 def load_tiny_model(
-    folder: Path, *, max_model_len: int = 256, dtype: torch.dtype = torch.float32, kernels: str = "reference"
+    folder: Path,
+    *,
+    max_model_len: int = 256,
+    dtype: torch.dtype = torch.float32,
+    kv_cache_dtype: torch.dtype | None = None,
+    kernels: str = "reference",
 ) -> nn.Module:
     """Build the checkpoint's model with its weights; ``kernels`` is a backend of the ops, native on two threads."""
     checkpoint = resolve_model(str(folder))
@@ -32,7 +37,7 @@ def load_tiny_model(
     native = kernels == "native"
     options = ModelOptions(
         dtype=dtype,
-        kv_cache_dtype=dtype,
+        kv_cache_dtype=kv_cache_dtype or dtype,
         max_model_len=max_model_len,
         attention=CpuAttention(chosen.native) if native else ReferenceAttention(),
         kernels=chosen,
@@ -61,7 +66,7 @@ class PagedRun:
         caches = {
             name: torch.full(
                 self.backend.kv_cache_shape(count + 1, spec.with_block_size(block_size)),
-                float("nan"),
+                -1 if spec.dtype == "int8" else float("nan"),  # four bytes of -1 are a scale that is not a number
                 dtype=getattr(torch, spec.dtype),
             )
             for name, spec in self.specs.items()

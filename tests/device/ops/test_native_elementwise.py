@@ -88,19 +88,21 @@ def embedding(dtype: torch.dtype, width: int) -> Op:
 
 
 def qkv_rope_write(dtype: torch.dtype, width: int) -> Op:
-    """Three query heads and one KV head; halves and neighbours, with and without norms, a cache of the other type."""
+    """Three query heads and one KV head; halves and neighbours, with norms or an offset, a cache of the other type."""
     width = 4 * min(width, 25)
     head_size = 2 * width
     heads, positions, slots = random(ROWS, 5 * head_size, dtype=dtype), torch.arange(ROWS) % 40, torch.arange(ROWS)
     angles = torch.arange(40).unsqueeze(1) * torch.logspace(0, -3, width)
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
     norm = HeadNorm(random(head_size, dtype=dtype), random(head_size, dtype=dtype, seed=1), 1e-6, 1.0)
+    offset = random(1, head_size, dtype=torch.float32, seed=2)
 
     def run(kernels: Kernels, rows: slice) -> list[Tensor]:
         results = []
-        for interleaved, used_norm, cache_dtype in ((False, norm, dtype), (True, None, torch.bfloat16)):
+        kinds = ((False, norm, None, dtype), (True, None, offset, torch.bfloat16))
+        for interleaved, used_norm, used_offset, cache_dtype in kinds:
             cache = in_strips(torch.zeros(2, 5, 16, 1, head_size, dtype=cache_dtype))
-            arguments = (positions[rows], RopeTable(cos_sin, interleaved), cache, slots[rows], used_norm)
+            arguments = (positions[rows], RopeTable(cos_sin, interleaved), cache, slots[rows], used_norm, used_offset)
             results += [kernels.qkv_rope_write(heads[rows], NOTHING, *arguments)]
             results += [stored(cache, half)[rows] for half in (0, 1)]
         return results
@@ -119,13 +121,14 @@ def stored(cache: Tensor, half: int) -> Tensor:
 def test_int8_keys_and_values_are_stored_as_the_reference_stores_them() -> None:
     for dtype in DTYPES:
         heads = random(ROWS, 5 * 24, dtype=dtype)
-        heads[3, 72:96], heads[4, 96] = 0.0, float("nan")  # a key of zeros, a value that is not all numbers
+        offset = torch.linspace(-5, 5, 24).bfloat16().float().unsqueeze(0)
+        heads[3, 72:96], heads[4, 96] = offset[0], float("nan")  # a key of zeros, a value that is not all numbers
         arguments = (torch.zeros(ROWS, dtype=torch.int64), RopeTable(torch.tensor([[1.0] * 12 + [0.0] * 12])))
         slots = torch.arange(ROWS).flip(0)
         caches = {name: torch.zeros(2, 5, 16, 1, 28, dtype=torch.int8) for name in ("native", "reference")}
         caches["native"] = in_strips(caches["native"])
         for name, cache in caches.items():
-            load_kernels(name).qkv_rope_write(heads, NOTHING, *arguments, cache, slots)
+            load_kernels(name).qkv_rope_write(heads, NOTHING, *arguments, cache, slots, None, offset)
         expected = in_strips(caches["reference"])
         assert scales_of(expected).isnan().sum() == 1
         assert torch.equal(scales_of(caches["native"]).nan_to_num(-1), scales_of(expected).nan_to_num(-1))

@@ -87,13 +87,15 @@ def rope_case(kernel: Kernel, dtype: torch.dtype) -> Results:
 
 
 def qkv_rope_write_case(kernel: Kernel, dtype: torch.dtype, lay_out: LayOut) -> Results:
-    """Six query heads and two KV heads of 16, with and without bias and head norms; one row of four is padding."""
+    """Six query heads and two KV heads of 16, with and without bias, norms and offset; one row of four is padding."""
     x, weight, bias = random(4, 24, dtype=dtype), random(160, 24, dtype=dtype, seed=1), random(160, dtype=dtype, seed=2)
     norm = HeadNorm(random(16, dtype=dtype, seed=3), random(16, dtype=dtype, seed=4), 1e-6, 1.0)
     positions, slots, cos_sin = torch.tensor([0, 3, 39, 5]), torch.tensor([9, 2, -1, 15]), table_of(8)
-    for used_bias, used_norm in ((None, None), (bias, None), (None, norm)):
+    offset = random(2, 16, dtype=torch.float32, seed=5) * 9
+    for used_bias, used_norm, used_offset in ((None, None, None), (bias, None, offset), (None, norm, None)):
         cache = lay_out(torch.full((2, 2, 16, 2, 16), -7.0, dtype=dtype))
-        query = kernel(x, DenseWeight(weight, used_bias), positions, RopeTable(cos_sin), cache, slots, used_norm)
+        table = RopeTable(cos_sin)
+        query = kernel(x, DenseWeight(weight, used_bias), positions, table, cache, slots, used_norm, used_offset)
         projected = x.double() @ weight.double().T + (0.0 if used_bias is None else used_bias.double())
         heads = rounded(projected, dtype).view(4, 10, 16)
         expected = heads.clone()
@@ -105,6 +107,8 @@ def qkv_rope_write_case(kernel: Kernel, dtype: torch.dtype, lay_out: LayOut) -> 
                     factor = norm.q_weight if head < 6 else norm.k_weight
                     turned = rounded(naive.rms_norm(turned, factor, 1e-6, 1.0), dtype)
                 expected[row, head] = naive.rotate(turned, int(positions[row]), cos_sin, False)
+            if used_offset is not None:
+                expected[row, 6:8] -= used_offset
             if slots[row] >= 0:
                 expected_cache[0, slots[row]], expected_cache[1, slots[row]] = expected[row, 6:8], expected[row, 8:]
         yield query, expected[:, :6]

@@ -27,6 +27,7 @@ def qkv_rope_write(native: NativeContext) -> Callable[..., Tensor]:
         kv_cache: Tensor,
         slot_mapping: Tensor,
         norm: HeadNorm | None = None,
+        key_offset: Tensor | None = None,
     ) -> Tensor:
         projected = weight.project(x).contiguous()
         num_kv_heads, head_size = kv_cache.shape[1], head_size_of(kv_cache)
@@ -35,6 +36,9 @@ def qkv_rope_write(native: NativeContext) -> Callable[..., Tensor]:
         assert len(positions) == len(slot_mapping) == len(x)
         positions, slot_mapping = positions.contiguous(), slot_mapping.contiguous()
         layer = _layer(native, num_heads, table, kv_cache, norm)
+        if key_offset is not None:
+            assert key_offset.shape == (num_kv_heads, head_size) and key_offset.dtype == torch.float32
+            layer.set_key_offset(key_offset.data_ptr())
         query = native.empty(projected, num_heads, head_size)
         rows = (projected, positions, slot_mapping, query)
         launch = layer.launch(*(tensor.data_ptr() for tensor in rows), is_bfloat16(projected.dtype))
