@@ -17,9 +17,9 @@ KernelCounter softcap_counter{"softcap"};
 
 }  // namespace
 
-void rms_norm(ThreadPool& pool, const NormCall& call, std::size_t num_rows, bool is_bfloat16) {
+void rms_norm(ThreadPool& pool, const NormCall& call, std::size_t num_rows, bool is_bfloat16, bool residual_is_bfloat16) {
     norm_counter.add();
-    const auto kernel = kKernels.active().rms_norm[is_bfloat16];
+    const auto kernel = kKernels.active().rms_norm[is_bfloat16][residual_is_bfloat16];
     over_rows(pool, num_rows, call.width, [&](Rows rows) { kernel(call, rows); });
 }
 

@@ -8,7 +8,7 @@
 
 namespace octavo {
 
-void rms_norm(ThreadPool& pool, const NormCall& call, std::size_t num_rows, bool is_bfloat16);
+void rms_norm(ThreadPool& pool, const NormCall& call, std::size_t num_rows, bool is_bfloat16, bool residual_is_bfloat16);
 void gated_activation(ThreadPool& pool, const ActivationCall& call, std::size_t num_rows, bool is_bfloat16);
 void scale(ThreadPool& pool, void* numbers, std::size_t num_rows, std::size_t width, float factor, bool is_bfloat16);
 void softcap(ThreadPool& pool, float* numbers, std::size_t count, float cap);

@@ -117,7 +117,7 @@ std::size_t LoraSlots::most_padded_rank() const {
 }
 
 void LoraSlots::run(ThreadPool& pool, const void* x, const std::int32_t* row_slots, std::size_t num_rows,
-                    void* y) const {
+                    Results y) const {
     const Rows rows = rows_by_slot(row_slots, num_rows);
     if (rows.runs.empty()) return;
     lora_counter.add();
@@ -148,8 +148,9 @@ void LoraSlots::shrink(ThreadPool& pool, const Rows& rows, const void* x, const 
     });
 }
 
-void LoraSlots::expand(ThreadPool& pool, const Rows& rows, const LowNumbers& low, void* y) const {
-    const auto kernel = kKernels.active().expand[type_ == NumberType::bfloat16];
+void LoraSlots::expand(ThreadPool& pool, const Rows& rows, const LowNumbers& low, Results y) const {
+    const auto kernel =
+        kKernels.active().expand[type_ == NumberType::bfloat16][y.type == NumberType::bfloat16];
     pool.run(rows.runs.size() * chunks_.size(), [&](std::size_t task, int) {
         const Rows::Run& run = rows.runs[task / chunks_.size()];
         const auto [part, first_panel] = chunks_[task % chunks_.size()];
@@ -163,7 +164,7 @@ void LoraSlots::expand(ThreadPool& pool, const Rows& rows, const LowNumbers& low
             for (std::size_t i = 0; i < count; ++i) {
                 const std::size_t number = rows.order[first + i] * width_ + first_column_[part];
                 inputs[i] = low.of(first + i, part);
-                outputs[i] = static_cast<char*>(y) + number * item_bytes(type_);
+                outputs[i] = static_cast<char*>(y.numbers) + number * item_bytes(y.type);
             }
             kernel({outputs, inputs, found->b(), count, found->rank(), found->num_columns(), first_panel, last_panel});
         }

@@ -45,9 +45,15 @@ public:
     // Throws std::invalid_argument for an update of another shape or type, std::out_of_range for a place there is not.
     void put(std::size_t slot, std::size_t part, std::shared_ptr<const LowRankUpdate> update);
 
+    // What a layer computed, [num_rows, columns of all parts], of the adapters' type or float32.
+    struct Results {
+        void* numbers;
+        NumberType type;
+    };
+
     // y[row] += what the adapter in slot row_slots[row] says of x[row]; rows of slot -1 stay as they are, to the bit.
     // Throws std::out_of_range for a slot there is not.
-    void run(ThreadPool& pool, const void* x, const std::int32_t* row_slots, std::size_t num_rows, void* y) const;
+    void run(ThreadPool& pool, const void* x, const std::int32_t* row_slots, std::size_t num_rows, Results y) const;
 
 private:
     struct Rows;
@@ -59,7 +65,7 @@ private:
 
     Rows rows_by_slot(const std::int32_t* row_slots, std::size_t num_rows) const;
     void shrink(ThreadPool& pool, const Rows& rows, const void* x, const LowNumbers& low) const;
-    void expand(ThreadPool& pool, const Rows& rows, const LowNumbers& low, void* y) const;
+    void expand(ThreadPool& pool, const Rows& rows, const LowNumbers& low, Results y) const;
     const LowRankUpdate* update(std::size_t slot, std::size_t part) const {
         return updates_[slot * columns_.size() + part].get();
     }

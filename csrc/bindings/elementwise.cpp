@@ -11,11 +11,12 @@ namespace octavo {
 namespace {
 
 Launch launch_rms_norm(Address x, Address residual, Address weight, Address total, Address out, std::size_t width,
-                       float eps, float weight_offset, bool is_bfloat16) {
-    const NormCall call{address(x), address(residual), address(weight), address(total),
+                       float eps, float weight_offset, bool is_bfloat16, bool residual_is_bfloat16) {
+    const NormCall call{address(x), address(residual), address(weight), address<float>(total),
                         address(out), width, eps, weight_offset};
-    return {"rms_norm",
-            [=](ThreadPool& pool, StepSizes sizes) { rms_norm(pool, call, sizes.num_rows, is_bfloat16); }};
+    return {"rms_norm", [=](ThreadPool& pool, StepSizes sizes) {
+                rms_norm(pool, call, sizes.num_rows, is_bfloat16, residual_is_bfloat16);
+            }};
 }
 
 Launch launch_gated_activation(Address projected, Address out, std::size_t width, bool is_gelu_tanh, bool is_bfloat16) {
@@ -76,7 +77,7 @@ struct RopeWriteLayer {
 
     Launch launch(Address projected, Address positions, Address slots, Address query, bool is_bfloat16) const {
         RopeWriteCall rows = call;
-        rows.projected = address(projected);
+        rows.projected = address<const float>(projected);
         rows.positions = address<const std::int64_t>(positions);
         rows.slots = address<const std::int64_t>(slots);
         rows.query = address(query);
@@ -94,7 +95,9 @@ void bind_elementwise(nb::module_& m) {
     // Each returns a Launch over rows of the width it is told.
     m.def("rms_norm", &launch_rms_norm, nb::arg("x"), nb::arg("residual"), nb::arg("weight"), nb::arg("total"),
           nb::arg("out"), nb::arg("width"), nb::arg("eps"), nb::arg("weight_offset"), nb::arg("is_bfloat16"),
-          "Norm of x, or of total = residual + x where residual is not 0; all [num_rows, width], weight [width].");
+          nb::arg("residual_is_bfloat16"),
+          "Norm of x, or of total = residual + x where residual is not 0; all [num_rows, width], weight [width]. The\n"
+          "total is float32.");
     m.def("gated_activation", &launch_gated_activation, nb::arg("projected"), nb::arg("out"), nb::arg("width"),
           nb::arg("is_gelu_tanh"), nb::arg("is_bfloat16"),
           "activation(gate) * up of projected [num_rows, 2 * width]; silu or the tanh form of gelu.");

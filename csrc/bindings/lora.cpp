@@ -27,10 +27,10 @@ void put(LoraSlots& self, std::size_t slot, std::size_t part, std::shared_ptr<Lo
     self.put(slot, part, std::move(update));
 }
 
-Launch add(const LoraSlots& self, std::uintptr_t x, std::uintptr_t row_slots, std::uintptr_t y) {
+Launch add(const LoraSlots& self, std::uintptr_t x, std::uintptr_t row_slots, std::uintptr_t y, bool y_is_bfloat16) {
     return {"lora", [=, &self](ThreadPool& pool, StepSizes sizes) {
                 self.run(pool, address<const void>(x), address<const std::int32_t>(row_slots),
-                         sizes.num_rows, address(y));
+                         sizes.num_rows, {address(y), number_type(y_is_bfloat16)});
             }};
 }
 
@@ -46,7 +46,8 @@ void bind_lora(nb::module_& m) {
              nb::arg("is_bfloat16"))
         .def("put", &put, nb::arg("slot"), nb::arg("part"), nb::arg("update").none(),
              "Set an adapter's update of a projection; None: it has none.")
-        .def("add", &add, nb::arg("x"), nb::arg("row_slots"), nb::arg("y"), nb::keep_alive<0, 1>(),
+        .def("add", &add, nb::arg("x"), nb::arg("row_slots"), nb::arg("y"), nb::arg("y_is_bfloat16"),
+             nb::keep_alive<0, 1>(),
              "Launch of y += scale * (x A^T) B^T, row by row with the adapter in the row's slot (int32, -1 = none).\n"
              "It raises IndexError for a slot there is not.");
 }

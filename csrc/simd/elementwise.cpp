@@ -20,8 +20,8 @@ OCTAVO_INLINE float inverse_root_mean_square(const T* x, std::size_t width, floa
     return 1.0f / __builtin_sqrtf(sum_lanes(squares) / static_cast<float>(width) + eps);
 }
 
-template <class T>
-OCTAVO_INLINE void normalise(const T* x, const T* weight, std::size_t width, float eps, float offset, T* out) {
+template <class From, class T, class To>
+OCTAVO_INLINE void normalise(const From* x, const T* weight, std::size_t width, float eps, float offset, To* out) {
     const Lanes factor = broadcast(inverse_root_mean_square(x, width, eps)), added = broadcast(offset);
     for_lanes(width, [&](std::size_t i, int count) {
         const Lanes scale = load_some(weight + i, count) + added;
@@ -29,21 +29,23 @@ OCTAVO_INLINE void normalise(const T* x, const T* weight, std::size_t width, flo
     });
 }
 
-template <class T>
+template <class T, class Residual>
 void rms_norm(const NormCall& call, Rows rows) {
     const std::size_t width = call.width;
+    const T* weight = static_cast<const T*>(call.weight);
     for (std::size_t row = rows.first; row < rows.last; ++row) {
         const T* x = static_cast<const T*>(call.x) + row * width;
-        if (call.residual) {
-            const T* residual = static_cast<const T*>(call.residual) + row * width;
-            T* total = static_cast<T*>(call.total) + row * width;
-            for_lanes(width, [&](std::size_t i, int count) {
-                store_some(total + i, load_some(residual + i, count) + load_some(x + i, count), count);
-            });
-            x = total;
+        T* out = static_cast<T*>(call.out) + row * width;
+        if (!call.residual) {
+            normalise(x, weight, width, call.eps, call.weight_offset, out);
+            continue;
         }
-        normalise(x, static_cast<const T*>(call.weight), width, call.eps, call.weight_offset,
-                  static_cast<T*>(call.out) + row * width);
+        const Residual* residual = static_cast<const Residual*>(call.residual) + row * width;
+        float* total = call.total + row * width;
+        for_lanes(width, [&](std::size_t i, int count) {
+            store_some(total + i, load_some(residual + i, count) + load_some(x + i, count), count);
+        });
+        normalise(total, weight, width, call.eps, call.weight_offset, out);
     }
 }
 
@@ -109,26 +111,23 @@ OCTAVO_INLINE void rotate_neighbours(float* head, const float* cosines, std::siz
     }
 }
 
-// A head as float32 in `out`, normalised (and rounded to T) where there is a norm, and rotated.
+// A head in `out`, normalised where there is a norm, and rotated.
 template <class T>
-OCTAVO_INLINE void turn_head(const RopeWriteCall& call, const T* head, const T* norm, std::int64_t position, float* out) {
-    T normed[kMaxHeadSize];
+OCTAVO_INLINE void turn_head(const RopeWriteCall& call, const float* head, const T* norm, std::int64_t position,
+                             float* out) {
     if (norm) {
-        normalise(head, norm, call.head_size, call.eps, call.weight_offset, normed);
-        head = normed;
+        normalise(head, norm, call.head_size, call.eps, call.weight_offset, out);
+    } else {
+        std::memcpy(out, head, call.head_size * sizeof(float));
     }
-    for_lanes(call.head_size, [&](std::size_t i, int count) { store_some(out + i, load_some(head + i, count), count); });
     const float* angles = call.cos_sin + position * call.rotary_dim;
     if (call.interleaved) return rotate_neighbours(out, angles, call.rotary_dim / 2);
     rotate_halves(out, angles, call.rotary_dim / 2);
 }
 
-// Rounds to the rows' type, then to that of where it goes.
-template <class T, class To>
+template <class To>
 OCTAVO_INLINE void store_head(const float* head, int head_size, To* out) {
-    for_lanes(head_size, [&](std::size_t i, int count) {
-        store_some(out + i, round_lanes<T>(load_some(head + i, count)), count);
-    });
+    for_lanes(head_size, [&](std::size_t i, int count) { store_some(out + i, load_some(head + i, count), count); });
 }
 
 OCTAVO_INLINE void subtract(const float* offset, int head_size, float* head) {
@@ -138,19 +137,16 @@ OCTAVO_INLINE void subtract(const float* offset, int head_size, float* head) {
 }
 
 template <class T, class Cache>
-OCTAVO_INLINE void write_key_value(const RopeWriteCall& call, const T* keys, std::int64_t position, std::int64_t slot) {
+OCTAVO_INLINE void write_key_value(const RopeWriteCall& call, const float* keys, std::int64_t position,
+                                   std::int64_t slot) {
     const int size = call.head_size, token = static_cast<int>(slot % call.cache.block_size);
-    const T* values = keys + static_cast<std::size_t>(call.num_kv_heads) * size;
-    float key[kMaxHeadSize], value[kMaxHeadSize];
+    const float* values = keys + static_cast<std::size_t>(call.num_kv_heads) * size;
+    float key[kMaxHeadSize];
     for (int head = 0; head < call.num_kv_heads; ++head) {
         turn_head(call, keys + head * size, static_cast<const T*>(call.k_norm), position, key);
         if (call.key_offset) subtract(call.key_offset + head * size, size, key);
-        for_lanes(size, [&](std::size_t i, int count) {
-            store_some(key + i, round_lanes<T>(load_some(key + i, count)), count);
-            store_some(value + i, load_some(values + head * size + i, count), count);
-        });
         const auto strip = strip_of<Cache>(call.cache, slot / call.cache.block_size, head, token);
-        write_token(strip, token % kKeysPerStrip, key, value);
+        write_token(strip, token % kKeysPerStrip, key, values + head * size);
     }
 }
 
@@ -160,11 +156,11 @@ void rope_write(const RopeWriteCall& call, Rows rows) {
     const std::size_t width = (heads + 2 * static_cast<std::size_t>(call.num_kv_heads)) * size;
     float turned[kMaxHeadSize];
     for (std::size_t row = rows.first; row < rows.last; ++row) {
-        const T* projected = static_cast<const T*>(call.projected) + row * width;
+        const float* projected = call.projected + row * width;
         T* query = static_cast<T*>(call.query) + row * heads * size;
         for (std::size_t head = 0; head < heads; ++head) {
             turn_head(call, projected + head * size, static_cast<const T*>(call.q_norm), call.positions[row], turned);
-            store_head<T>(turned, call.head_size, query + head * size);
+            store_head(turned, call.head_size, query + head * size);
         }
         if (call.slots[row] < 0) continue;
         write_key_value<T, Cache>(call, projected + heads * size, call.positions[row], call.slots[row]);
@@ -174,7 +170,7 @@ void rope_write(const RopeWriteCall& call, Rows rows) {
 }  // namespace
 
 extern const ElementwiseKernels elementwise_kernels{
-    {rms_norm<float>, rms_norm<Half>},
+    {{rms_norm<float, float>, rms_norm<float, Half>}, {rms_norm<Half, float>, rms_norm<Half, Half>}},
     {gated_activation<float>, gated_activation<Half>},
     {embedding<float>, embedding<Half>},
     {{rope_write<float, float>, rope_write<float, Half>, rope_write<float, Byte>},

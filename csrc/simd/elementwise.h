@@ -16,10 +16,12 @@ struct Rows {
     std::size_t first, last;
 };
 
-// x, residual, total, out: [num_rows, width], weight: [width], all of one type. Without a residual, total is not written.
+// x, residual, total, out: [num_rows, width], weight: [width], of one type; the residual's may be another. Without a
+// residual, total is not written.
 struct NormCall {
     const void *x, *residual, *weight;
-    void *total, *out;
+    float* total;
+    void* out;
     std::size_t width;
     float eps, weight_offset;
 };
@@ -46,10 +48,10 @@ struct EmbeddingCall {
 inline constexpr int kMaxHeadSize = 1024;
 
 // projected: [num_rows, num_heads + 2 * num_kv_heads, head_size]; query: [num_rows, num_heads, head_size].
-// The norms' weights are [head_size] in the rows' type, or both null. What is stored of a key is it less key_offset
+// The norms' weights are [head_size] in the queries' type, or both null. What is stored of a key is it less key_offset
 // [num_kv_heads, head_size], unless that is null. Slot -1 is padding and stores nothing.
 struct RopeWriteCall {
-    const void* projected;
+    const float* projected;
     void* query;
     const std::int64_t *positions, *slots;  // below num_positions and the cache's slots
     std::int64_t num_positions;
@@ -63,7 +65,7 @@ struct RopeWriteCall {
 };
 
 struct ElementwiseKernels {  // [is bfloat16]
-    void (*rms_norm[2])(const NormCall&, Rows);
+    void (*rms_norm[2][2])(const NormCall&, Rows);  // and [residual is bfloat16]
     void (*gated_activation[2])(const ActivationCall&, Rows);
     void (*embedding[2])(const EmbeddingCall&, Rows);
     void (*rope_write[2][kNumCacheTypes])(const RopeWriteCall&, Rows);

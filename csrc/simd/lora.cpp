@@ -50,7 +50,7 @@ OCTAVO_INLINE void add_to(T* y, Lanes sum, std::size_t count) {
     store_some(y, load_some(y, some) + sum, some);
 }
 
-template <class T, int kRows, int kPanels>
+template <class T, class Y, int kRows, int kPanels>
 OCTAVO_INLINE void expand_panels(const LoraExpand& task, std::size_t panel) {
     Lanes sums[kRows][kPanels];
     for (auto& row : sums) {
@@ -65,18 +65,18 @@ OCTAVO_INLINE void expand_panels(const LoraExpand& task, std::size_t panel) {
         }
     }
     for (int row = 0; row < kRows; ++row) {
-        T* y = static_cast<T*>(task.y[row]) + panel * kLanes;
+        Y* y = static_cast<Y*>(task.y[row]) + panel * kLanes;
         for (int p = 0; p < kPanels; ++p) {
             add_to(y + p * kLanes, sums[row][p], task.num_columns - (panel + p) * kLanes);
         }
     }
 }
 
-template <class T, int kRows>
+template <class T, class Y, int kRows>
 OCTAVO_INLINE void expand_rows(const LoraExpand& task) {
     std::size_t panel = task.first;
-    for (; panel + 2 <= task.last; panel += 2) expand_panels<T, kRows, 2>(task, panel);
-    if (panel < task.last) expand_panels<T, kRows, 1>(task, panel);
+    for (; panel + 2 <= task.last; panel += 2) expand_panels<T, Y, kRows, 2>(task, panel);
+    if (panel < task.last) expand_panels<T, Y, kRows, 1>(task, panel);
 }
 
 template <class T>
@@ -89,18 +89,19 @@ void shrink(const LoraShrink& task) {
     }
 }
 
-template <class T>
+template <class T, class Y>
 void expand(const LoraExpand& task) {
     switch (task.num_rows) {
-        case 1: return expand_rows<T, 1>(task);
-        case 2: return expand_rows<T, 2>(task);
-        case 3: return expand_rows<T, 3>(task);
-        default: return expand_rows<T, 4>(task);
+        case 1: return expand_rows<T, Y, 1>(task);
+        case 2: return expand_rows<T, Y, 2>(task);
+        case 3: return expand_rows<T, Y, 3>(task);
+        default: return expand_rows<T, Y, 4>(task);
     }
 }
 
 }  // namespace
 
-extern const LoraKernels lora_kernels{{shrink<float>, shrink<Half>}, {expand<float>, expand<Half>}};
+extern const LoraKernels lora_kernels{
+    {shrink<float>, shrink<Half>}, {{expand<float, float>, expand<float, Half>}, {expand<Half, float>, expand<Half, Half>}}};
 
 }  // namespace octavo::OCTAVO_ISA

@@ -12,7 +12,7 @@ namespace octavo {
 inline constexpr std::size_t kLoraLanes = 8;
 inline constexpr std::size_t kMostLoraRows = 4;  // of one adapter, computed together
 
-// Rows of the caller's choice; a, b, x and y are of one type.
+// Rows of the caller's choice; a, b and x are of one type, y of that or float32.
 //   a: [k][padded_rank], the ranks of A as lanes, filled up with zeros to a multiple of kLoraLanes
 //   b: [panels][rank][kLoraLanes], columns of B's result as lanes, filled up alike
 struct LoraShrink {  // low[row] = scale * A x[row], padded_rank numbers
@@ -32,7 +32,7 @@ struct LoraExpand {  // y[row][8 * panel ...] += B low[row], for panels [first, 
 
 struct LoraKernels {  // [is bfloat16]
     void (*shrink[2])(const LoraShrink&);
-    void (*expand[2])(const LoraExpand&);
+    void (*expand[2][2])(const LoraExpand&);  // and [y is bfloat16]
 };
 
 OCTAVO_DECLARE_KERNELS(LoraKernels, lora_kernels)

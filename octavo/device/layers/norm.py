@@ -25,7 +25,7 @@ class RMSNorm(nn.Module):
         return self.kernels.rms_norm(x, self.weight, self.eps, self.weight_offset)
 
     def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the normalised sum and the sum, which is the new residual stream."""
+        """Return the normalised sum, and the sum in float32, which is the new residual stream."""
         return self.kernels.add_rms_norm(x, residual, self.weight, self.eps, self.weight_offset)
 
 

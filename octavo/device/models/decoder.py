@@ -142,10 +142,10 @@ class SelfAttention(nn.Module):
         return self.out(attention(query, ctx))
 
     def model_loaded(self) -> None:
-        """Where keys have a large part in common, their bias, an int8 cache would have few steps for the rest."""
+        """Where keys have a large part in common, their bias, a cache of few bits would have few steps for the rest."""
         attention = self.attention
         has_bias = self.facts.attention_bias and not self.facts.qk_norm
-        if has_bias and attention.kv_cache_dtype == torch.int8 and attention.may_offset_keys():
+        if has_bias and attention.kv_cache_dtype != torch.float32 and attention.may_offset_keys():
             attention.key_offset = mean_rotation(self._key_bias(), self.rope)
 
     def _key_bias(self) -> Tensor:

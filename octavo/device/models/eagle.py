@@ -29,7 +29,7 @@ class EagleLayer(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
         normed, residual = self.mlp_norm.add(self.attention(x, positions, ctx), x)
-        return residual + self.mlp(normed)
+        return (residual + self.mlp(normed)).to(x.dtype)
 
 
 class EagleHead(nn.Module):

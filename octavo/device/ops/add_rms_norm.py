@@ -12,8 +12,9 @@ def add_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """Return (rms_norm(s), s) for s = residual + x.
 
-    x, residual: [T, width], one dtype; the second result is the new residual stream. The sum is rounded to that dtype
-    and the norm reads the rounded sum.
+    x, residual: [T, width], x in the weight's dtype, residual in that or float32. The second result is the new residual
+    stream, float32 always: rounded, a stream of large numbers would lose what each layer adds to it. The norm reads
+    the sum as it is and is rounded to x's dtype.
     """
-    total = residual + x
-    return rms_norm(total, weight, eps, weight_offset), total
+    total = residual.float() + x.float()
+    return rms_norm(total, weight, eps, weight_offset).to(x.dtype), total

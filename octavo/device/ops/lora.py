@@ -68,8 +68,8 @@ class DenseSlots:
 def lora(y: Tensor, x: Tensor, adapters: AdapterSlots, row_slots: Tensor) -> Tensor:
     """Add to each row of a projection's results what the row's adapter says (Hu et al., 2021), and return them.
 
-    y:         [T, out_features], what the layer's own weight makes of x; written in place.
-    x:         [T, in_features], same dtype.
+    y:         [T, out_features], what the layer's own weight makes of x, in x's dtype or float32; written in place.
+    x:         [T, in_features].
     row_slots: [T] int32, the slot of each row's adapter; a row of slot -1 is left as it is, to the bit.
     Both products and the sum are float32, rounded once to y's dtype.
     """

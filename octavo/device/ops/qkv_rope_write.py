@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo.device.ops.hadamard import hadamard
-from octavo.device.ops.linear import LinearWeight, linear
+from octavo.device.ops.linear import LinearWeight
 from octavo.device.ops.rms_norm import rms_norm
 from octavo.device.ops.rope import RopeTable, rope
 from octavo.words.kv_cache_spec import SCALE_BYTES
@@ -45,12 +45,11 @@ def qkv_rope_write(
                   is stored of a key is its Hadamard transform: models have keys with a few very large entries.
     slot_mapping: [T] int64, block_id * block_size + offset, distinct; a row of slot -1 is padding and not stored.
     key_offset:   [num_kv_heads, head_size] float32 or None: what is stored of a rotated key is it less this.
-    Returns queries [T, num_heads, head_size], rotated, not scaled, in x's dtype. The projection is rounded to x's
-    dtype as ``linear`` does; norm, and rotation with the offset, are float32 each with one rounding to x's dtype; what
-    is stored is then converted to the cache's dtype.
+    Returns queries [T, num_heads, head_size], rotated, not scaled, in x's dtype. All is float32 until a query is
+    rounded to x's dtype, and a key and a value to the cache's: a bias may be hundreds of times what it is added to.
     """
     num_kv_heads, head_size = kv_cache.shape[3], _head_size(kv_cache)
-    heads = linear(x, weight).unflatten(-1, (-1, head_size))
+    heads = weight.project(x, torch.float32).unflatten(-1, (-1, head_size))
     num_heads = heads.shape[1] - 2 * num_kv_heads
     query_key, value = heads.split((num_heads + num_kv_heads, num_kv_heads), dim=1)
     if norm is not None:
@@ -58,12 +57,9 @@ def qkv_rope_write(
         query = rms_norm(query, norm.q_weight, norm.eps, norm.weight_offset)
         key = rms_norm(key, norm.k_weight, norm.eps, norm.weight_offset)
         query_key = torch.cat((query, key), dim=1)
-    turned = rope(query_key, positions, table)
-    if key_offset is not None:
-        turned[:, num_heads:] -= key_offset
-    query, key = turned.to(x.dtype).split((num_heads, num_kv_heads), dim=1)
-    write_kv(key, value, kv_cache, slot_mapping)
-    return query
+    query, key = rope(query_key, positions, table).split((num_heads, num_kv_heads), dim=1)
+    write_kv(key if key_offset is None else key - key_offset, value, kv_cache, slot_mapping)
+    return query.to(x.dtype)
 
 
 def write_kv(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:

@@ -60,7 +60,12 @@ def test_int8_keys_keep_their_steps_beside_a_large_bias(qwen2: Path) -> None:
 
 @pytest.mark.parametrize(
     ("architecture", "kv_cache_dtype", "has_offset"),
-    [("qwen2", torch.int8, True), ("qwen2", torch.float32, False), ("llama", torch.int8, False)],
+    [
+        ("qwen2", torch.int8, True),
+        ("qwen2", torch.bfloat16, True),
+        ("qwen2", torch.float32, False),
+        ("llama", torch.int8, False),
+    ],
 )
 def test_only_keys_with_a_bias_and_few_steps_are_moved(
     tmp_path: Path, architecture: str, kv_cache_dtype: torch.dtype, has_offset: bool

@@ -28,7 +28,7 @@ class Given(DenseWeight):
     """A projection that returns what it was given, so that only what follows it is tested."""
 
     def project(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        return x
+        return x if dtype is None else x.to(dtype)
 
 
 NOTHING = Given(torch.empty(0))
@@ -46,8 +46,17 @@ def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
 
 
 def add_rms_norm(dtype: torch.dtype, width: int) -> Op:
-    x, residual, weight = (random(ROWS, width, dtype=dtype, seed=seed) for seed in range(3))
-    return lambda kernels, rows: list(kernels.add_rms_norm(x[rows], residual[rows], weight[0], 1e-6, 1.0))
+    x, start, weight = (random(ROWS, width, dtype=dtype, seed=seed) for seed in range(3))
+    stream = random(ROWS, width, dtype=torch.float32, seed=3)
+
+    def run(kernels: Kernels, rows: slice) -> list[Tensor]:
+        return [
+            result
+            for residual in (start, stream)
+            for result in kernels.add_rms_norm(x[rows], residual[rows], weight[0], 1e-6, 1.0)
+        ]
+
+    return run
 
 
 def rms_norm(dtype: torch.dtype, width: int) -> Op:

@@ -79,3 +79,13 @@ def test_a_slot_there_is_not_and_an_update_of_another_shape_are_errors() -> None
     wrong = slots.pack(LowRank(random(2, WIDTH + 1, seed=82), random(PARTS[0], 2, seed=83), 1.0))
     with pytest.raises(ValueError, match="shape"):
         slots.put(0, [wrong, None])
+
+
+def test_results_in_float32_are_those_before_rounding() -> None:
+    kernels = load_kernels("native", 2)
+    slots = slots_on(kernels, torch.bfloat16)
+    x, y = (random(9, width, seed=90).bfloat16() for width in (WIDTH, sum(PARTS)))
+    row_slots = torch.arange(9, dtype=torch.int32) % 4 - 1
+    wide = kernels.lora(y.float(), x, slots, row_slots)
+    assert wide.dtype == torch.float32
+    assert torch.equal(wide.bfloat16(), kernels.lora(y, x, slots, row_slots))

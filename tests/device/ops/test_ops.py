@@ -65,11 +65,13 @@ def rms_norm_case(kernel: Kernel, dtype: torch.dtype) -> Results:
 
 
 def add_rms_norm_case(kernel: Kernel, dtype: torch.dtype) -> Results:
-    x, residual, weight = (random(5, 24, dtype=dtype), random(5, 24, dtype=dtype, seed=1) * 9, random(24, dtype=dtype))
-    normed, total = kernel(x, residual, weight, 1e-6, 1.0)
-    expected = rounded(x.double() + residual.double(), dtype)
-    yield total, expected
-    yield normed, naive.rms_norm(expected, weight, 1e-6, 1.0)
+    x, start, weight = (random(5, 24, dtype=dtype), random(5, 24, dtype=dtype, seed=1) * 9, random(24, dtype=dtype))
+    for residual in (start, start.float() * 1.01):
+        normed, total = kernel(x, residual, weight, 1e-6, 1.0)
+        expected = x.double() + residual.double()
+        assert total.dtype == torch.float32
+        torch.testing.assert_close(total, expected.float())
+        yield normed, naive.rms_norm(expected, weight, 1e-6, 1.0)
 
 
 def rope_case(kernel: Kernel, dtype: torch.dtype) -> Results:
@@ -97,7 +99,7 @@ def qkv_rope_write_case(kernel: Kernel, dtype: torch.dtype, lay_out: LayOut) -> 
         table = RopeTable(cos_sin)
         query = kernel(x, DenseWeight(weight, used_bias), positions, table, cache, slots, used_norm, used_offset)
         projected = x.double() @ weight.double().T + (0.0 if used_bias is None else used_bias.double())
-        heads = rounded(projected, dtype).view(4, 10, 16)
+        heads = projected.view(4, 10, 16)
         expected = heads.clone()
         expected_cache = torch.full((2, 32, 2, 16), -7.0, dtype=torch.float64)
         for row in range(4):
@@ -105,7 +107,7 @@ def qkv_rope_write_case(kernel: Kernel, dtype: torch.dtype, lay_out: LayOut) -> 
                 turned = heads[row, head]
                 if used_norm is not None:
                     factor = norm.q_weight if head < 6 else norm.k_weight
-                    turned = rounded(naive.rms_norm(turned, factor, 1e-6, 1.0), dtype)
+                    turned = naive.rms_norm(turned, factor, 1e-6, 1.0)
                 expected[row, head] = naive.rotate(turned, int(positions[row]), cos_sin, False)
             if used_offset is not None:
                 expected[row, 6:8] -= used_offset

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from octavo.device.ops.native.context import NativeContext
@@ -19,12 +20,12 @@ def add_rms_norm(native: NativeContext) -> Callable[..., tuple[Tensor, Tensor]]:
     ) -> tuple[Tensor, Tensor]:
         x, residual, width = x.contiguous(), residual.contiguous(), x.shape[-1]
         assert x.shape == residual.shape and weight.shape == (width,)
-        assert x.dtype == residual.dtype == weight.dtype
-        out, total = native.empty(x, *x.shape[1:]), native.empty(x, *x.shape[1:])
+        assert x.dtype == weight.dtype and residual.dtype in (x.dtype, torch.float32)
+        out, total = native.empty(x, *x.shape[1:]), native.empty(x, *x.shape[1:], dtype=torch.float32)
         tensors = (x, residual, weight, total, out)
         addresses = (tensor.data_ptr() for tensor in tensors)
-        norm = launch(*addresses, width, eps, weight_offset, is_bfloat16(x.dtype))
-        native.run(norm, x.numel() // width, *tensors)
+        halves = (is_bfloat16(x.dtype), is_bfloat16(residual.dtype))
+        native.run(launch(*addresses, width, eps, weight_offset, *halves), x.numel() // width, *tensors)
         return out, total
 
     return add_rms_norm

@@ -35,9 +35,10 @@ class PackedSlots:
             self._slots.put(slot, part, update)
 
     def add(self, y: Tensor, x: Tensor, row_slots: Tensor) -> Tensor:
-        assert y.is_contiguous() and y.dtype == x.dtype == self._dtype and row_slots.dtype == torch.int32
+        assert y.is_contiguous() and y.dtype in (x.dtype, torch.float32)
+        assert x.dtype == self._dtype and row_slots.dtype == torch.int32
         x = x.contiguous()
-        launch = self._slots.add(x.data_ptr(), row_slots.data_ptr(), y.data_ptr())
+        launch = self._slots.add(x.data_ptr(), row_slots.data_ptr(), y.data_ptr(), is_bfloat16(y.dtype))
         self._native.run(launch, len(x), x, row_slots, y)
         return y
 

@@ -29,7 +29,7 @@ def qkv_rope_write(native: NativeContext) -> Callable[..., Tensor]:
         norm: HeadNorm | None = None,
         key_offset: Tensor | None = None,
     ) -> Tensor:
-        projected = weight.project(x).contiguous()
+        projected = weight.project(x, torch.float32).contiguous()
         num_kv_heads, head_size = kv_cache.shape[1], head_size_of(kv_cache)
         num_heads = projected.shape[1] // head_size - 2 * num_kv_heads
         assert positions.dtype == slot_mapping.dtype == torch.int64
@@ -39,9 +39,9 @@ def qkv_rope_write(native: NativeContext) -> Callable[..., Tensor]:
         if key_offset is not None:
             assert key_offset.shape == (num_kv_heads, head_size) and key_offset.dtype == torch.float32
             layer.set_key_offset(key_offset.data_ptr())
-        query = native.empty(projected, num_heads, head_size)
+        query = native.empty(projected, num_heads, head_size, dtype=x.dtype)
         rows = (projected, positions, slot_mapping, query)
-        launch = layer.launch(*(tensor.data_ptr() for tensor in rows), is_bfloat16(projected.dtype))
+        launch = layer.launch(*(tensor.data_ptr() for tensor in rows), is_bfloat16(x.dtype))
         native.run(launch, len(x), *rows, kv_cache)
         return query
 

@@ -18,7 +18,7 @@ def rms_norm(native: NativeContext) -> Callable[..., Tensor]:
         x, width = x.contiguous(), x.shape[-1]
         assert weight.shape == (width,) and weight.dtype == x.dtype
         out, half = native.empty(x, *x.shape[1:]), is_bfloat16(x.dtype)
-        norm = launch(x.data_ptr(), 0, weight.data_ptr(), 0, out.data_ptr(), width, eps, weight_offset, half)
+        norm = launch(x.data_ptr(), 0, weight.data_ptr(), 0, out.data_ptr(), width, eps, weight_offset, half, False)
         native.run(norm, x.numel() // width, x, weight, out)
         return out
 
