@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -86,13 +87,8 @@ def test_a_program_that_cannot_be_had_is_skipped_and_one_that_finds_something_fa
 
 
 def test_the_tasks_name_data_that_is_there(tmp_path: Path) -> None:
-    folder = conformance.own_tasks(tmp_path)
-    named = [
-        line.split("test: ")[1].rstrip("}\n")
-        for path in folder.glob("*.yaml")
-        for line in path.open()
-        if "test: " in line
-    ]
-    assert len(named) == 3
-    for path in map(Path, named):
+    texts = [path.read_text() for path in conformance.own_tasks(tmp_path).glob("*.yaml")]
+    named = [Path(found) for text in texts for found in re.findall(r"test: (/.+\.jsonl)", text)]
+    assert len(named) == len(texts) == 3
+    for path in named:
         assert [json.loads(line) for line in path.read_text().splitlines()]
