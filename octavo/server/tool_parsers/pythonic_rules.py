@@ -7,7 +7,7 @@ rules.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from octavo.server.tool_parsers.open_rules import ANY, SpecialTokens, in_regex, marker, one_of
@@ -102,7 +102,9 @@ class _Rules:
             return '"{" ' + self._members(schema, lambda name: f"{_literal(name)}: ", lambda name: True) + ' "}"'
         raise _NoRules
 
-    def _members(self, schema: Mapping[str, Any], begin: Any, can_be_said: Any) -> str:
+    def _members(
+        self, schema: Mapping[str, Any], begin: Callable[[str], str], can_be_said: Callable[[str], bool]
+    ) -> str:
         """The properties in their order, the optional ones with what parts them from others or not."""
         properties, required = schema.get("properties") or {}, set(schema.get("required", ()))
         said = schema.keys() - _REMARKS - {"type", "properties", "required", "additionalProperties"}
