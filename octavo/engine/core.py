@@ -86,7 +86,7 @@ class EngineCore:
         self._incarnation = incarnation
         self._watch = watch or NoStepWatch()
         self._quarantine = Quarantine()
-        scheduler.gates = (*scheduler.gates, self._quarantine)
+        scheduler.add_gate(self._quarantine)
         self._in_flight: deque[_InFlight] = deque()
         self._aborts: queue.SimpleQueue[Sequence[str]] = queue.SimpleQueue()
         self._got_tokens: set[str] = set()
