@@ -201,12 +201,18 @@ def compare(plain: LLM, speculating: LLM, draft: LLM | None, workload: str, args
         "drafts_per_step": median(lambda _, ours: ours.counts["drafted"] / ours.counts["steps"]),
         "distinct_4_grams": round(distinct_share(answers), 3),
         "num_tokens": sum(map(len, answers)),
-        "met": {
-            "speed_up >= 1.8 (n-gram, edit)": speed_up >= 1.8,
-            "share_of_predicted >= 0.9": of_predicted >= 0.9,
-            "cpu_ratio <= 1.03": cpu_ratio <= 1.03,
-        },
+        "met": bars_met(args.method, workload, speed_up, of_predicted, cpu_ratio),
     }
+
+
+def bars_met(method: str, workload: str, speed_up: float, of_predicted: float, cpu_ratio: float) -> dict[str, bool]:
+    """The bars that there are for this method and workload, and whether the medians meet them."""
+    met = {"cpu_ratio <= 1.03": cpu_ratio <= 1.03}
+    if method == "ngram" and workload == "edit":
+        met["speed_up >= 1.8"] = speed_up >= 1.8
+    if method == "draft_model":
+        met["share_of_predicted >= 0.9"] = of_predicted >= 0.9
+    return met
 
 
 def next_prompts(workload: str, pair: int, number: int) -> list[str]:
