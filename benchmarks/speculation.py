@@ -105,12 +105,12 @@ def counters(llm: LLM) -> dict[str, float]:
     return {key: sum(each.value for each in metrics if each.name == name) for key, name in COUNTERS.items()}
 
 
-def run(llm: LLM, prompts: list[str], max_tokens: int) -> Run:
+def run(llm: LLM, prompts: list[str], max_tokens: int, temperature: float = 0.0) -> Run:
     """Answer the prompts, one after the other."""
     llm.reset_prefix_cache()
     before = counters(llm)
     began, cpu = time.perf_counter(), time.process_time()
-    params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    params = SamplingParams(temperature=temperature, seed=1, max_tokens=max_tokens)
     outputs = [llm.chat(each, params, use_tqdm=False)[0] for each in asking(prompts)]
     seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu
     counts = {key: value - before[key] for key, value in counters(llm).items()}
@@ -131,7 +131,7 @@ def median_seconds(llm: LLM, num_tokens: int, repeats: int = 5) -> float:
         prompt = [(repeat * 7919 + i * 31) % 20_000 + 100 for i in range(num_tokens)]
         llm.reset_prefix_cache()
         began = time.perf_counter()
-        llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
+        llm.generate({"prompt_token_ids": prompt}, params, use_tqdm=False)
         times.append(time.perf_counter() - began)
     return statistics.median(times)
 
@@ -172,7 +172,7 @@ def compare(plain: LLM, speculating: LLM, draft: LLM | None, workload: str, args
     began = time.perf_counter()
     while len(pairs) < args.pairs and (not pairs or time.perf_counter() - began < args.seconds):
         prompts = next_prompts(workload, len(pairs), args.prompts)
-        theirs, ours = (run(llm, prompts, args.max_tokens) for llm in (plain, speculating))
+        theirs, ours = (run(llm, prompts, args.max_tokens, args.temperature) for llm in (plain, speculating))
         if ours.answers != theirs.answers:
             raise SystemExit("the answers differ: speculation is broken")
         pairs.append((theirs, ours, measured_costs(plain, draft, prompts).predicted_speed_up(ours)))
@@ -236,6 +236,7 @@ def main() -> None:
     parser.add_argument("--num-speculative-tokens", type=int, default=8)
     parser.add_argument("--no-adaptive", action="store_true")
     parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--prompts", type=int, default=6, help="prompts of a pair")
     parser.add_argument("--seconds", type=float, default=600.0, help="for a workload; no pair begins after them")
