@@ -176,7 +176,12 @@ def test_so10_a_grammar_holds_for_drafts_too(succ: Path) -> None:
         SamplingParams(temperature=1.5, seed=2, max_tokens=60, structured_outputs=shape, ignore_eos=True)
         for shape in shapes
     ]
-    prompts = ["abcdefgh abcdefgh ", '["one two","three"] ["one two","three"] ', '["ab","abababab","aaaa"]', "ABCABCABC"]
+    prompts = [
+        "abcdefgh abcdefgh ",
+        '["one two","three"] ["one two","three"] ',
+        '["ab","abababab","aaaa"]',
+        "ABCABCABC",
+    ]
     with LLM(str(succ), num_gpu_blocks_override=50) as llm:
         expected = said(llm.generate(prompts, params, use_tqdm=False))
         assert expected[2][2] == "stop", "its last tokens close it"
