@@ -116,15 +116,23 @@ def _decide(config: EngineConfig, phases: Phases) -> ModelParts:
     return ModelParts(config=config, checkpoint=checkpoint, facts=facts, plan=plan, drafter=drafter)
 
 
-def _drafter(config: EngineConfig, checkpoint: Checkpoint | None, facts: ModelFacts) -> DrafterFiles | None:
-    """What drafts, if that has files. Raises ConfigError unless a model's vocabulary is this one's, token by token."""
+def find_drafter(config: EngineConfig, facts: ModelFacts) -> DrafterFiles | None:
+    """What drafts for a model of files, if that has files."""
     check_speculative_model(config.speculation)
     name = config.speculation.speculative_model
-    if name is None or checkpoint is None:
+    if name is None:
         return None
     method, load_format = config.speculation.speculative_method, config.load.load_format
-    drafter = read_drafter(name, method, facts, download_dir=config.load.download_dir, load_format=load_format)
-    if method != "draft_model":
+    return read_drafter(name, method, facts, download_dir=config.load.download_dir, load_format=load_format)
+
+
+def _drafter(config: EngineConfig, checkpoint: Checkpoint | None, facts: ModelFacts) -> DrafterFiles | None:
+    """``find_drafter``. Raises ConfigError unless a model's vocabulary is this one's, token by token."""
+    if checkpoint is None:
+        check_speculative_model(config.speculation)
+        return None
+    drafter = find_drafter(config, facts)
+    if drafter is None or config.speculation.speculative_method != "draft_model":
         return drafter
     tokenizer = config.model.tokenizer
     ours = _token_names(checkpoint if tokenizer is None else resolve_model(tokenizer))
