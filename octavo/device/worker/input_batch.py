@@ -174,7 +174,8 @@ class StepInputs:
         request_ids = list(output.num_scheduled_tokens)
         slots = table.slots(request_ids)
         counts = self._layout.write(table, slots, list(output.num_scheduled_tokens.values()))
-        self._write_token_types(table.second_text_at[slots], counts.num_tokens)
+        if not self.groups:  # Encoders: they keep no keys and values, and nobody else reads types.
+            self._write_token_types(table.second_text_at[slots], counts.num_tokens)
         return InputBatch(
             step_id=output.step_id,
             request_ids=request_ids,
