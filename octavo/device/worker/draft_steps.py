@@ -67,6 +67,7 @@ class _Rows:
         self.num_tokens = np.zeros(max_num_requests, dtype=np.int64)
         self.num_computed_tokens = np.zeros(max_num_requests, dtype=np.int64)
         self.second_text_at = np.full(max_num_requests, NO_SECOND_TEXT)
+        self.has_pairs = False
 
     def slots(self, request_ids: list[Any]) -> list[int]:
         return request_ids

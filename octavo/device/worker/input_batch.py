@@ -22,7 +22,7 @@ from octavo.device.attention.context import ForwardContext, GivenRows
 from octavo.device.attention.metadata import AttentionMetadata, CommonMetadata
 from octavo.device.worker.block_table import BlockTable
 from octavo.device.worker.kv_cache import LayerGroup
-from octavo.device.worker.request_table import NO_SECOND_TEXT, RequestTable
+from octavo.device.worker.request_table import RequestTable
 from octavo.device.worker.step_layout import GroupArrays, NativeLayout, NumpyLayout, StepArrays, StepCounts, StepLayout
 from octavo.words.messages import SchedulerOutput
 
@@ -39,6 +39,7 @@ class InputBatch:
 
     step_id: int
     request_ids: list[str]
+    slot_list: list[int]
     counts: StepCounts
     num_drafts_to_guess: Mapping[str, int]
     inputs: StepInputs
@@ -54,7 +55,7 @@ class InputBatch:
 
     @property
     def slots(self) -> Ints:
-        """[R]: slots in the request table."""
+        """[R]: slots in the request table; ``slot_list`` holds the same numbers."""
         return self.inputs.arrays.slots[: len(self.request_ids)]
 
     @property
@@ -156,6 +157,7 @@ class StepInputs:
         self.token_ids = torch.from_numpy(self.arrays.token_ids)
         self.positions = torch.from_numpy(self.arrays.positions)
         self.token_types = torch.zeros(max_num_tokens, dtype=torch.int64)
+        self._has_second_texts = False
         self.query_start_loc = torch.from_numpy(self.arrays.query_start_loc)
         self.seq_lens = torch.from_numpy(self.arrays.seq_lens)
 
@@ -174,22 +176,25 @@ class StepInputs:
         request_ids = list(output.num_scheduled_tokens)
         slots = table.slots(request_ids)
         counts = self._layout.write(table, slots, list(output.num_scheduled_tokens.values()))
-        self._write_token_types(table.second_text_at[slots], counts.num_tokens)
+        if table.has_pairs or self._has_second_texts:
+            self._write_token_types(table, slots, counts.num_tokens)
         return InputBatch(
             step_id=output.step_id,
             request_ids=request_ids,
+            slot_list=slots,
             counts=counts,
             num_drafts_to_guess=output.num_drafts,
             inputs=self,
         )
 
-    def _write_token_types(self, second_text_at: Ints, num_tokens: int) -> None:
-        types = self.token_types.numpy()[:num_tokens]
-        if (second_text_at == NO_SECOND_TEXT).all():
-            types[:] = 0
+    def _write_token_types(self, table: RequestTable, slots: list[int], num_tokens: int) -> None:
+        self._has_second_texts = table.has_pairs
+        if table.has_pairs:
+            num_scheduled = np.diff(self.arrays.query_start_loc[: len(slots) + 1])
+            second_text_at = table.second_text_at[slots].repeat(num_scheduled)
+            self.token_types.numpy()[:num_tokens] = self.arrays.positions[:num_tokens] >= second_text_at
         else:
-            num_scheduled = np.diff(self.arrays.query_start_loc[: len(second_text_at) + 1])
-            types[:] = self.arrays.positions[:num_tokens] >= second_text_at.repeat(num_scheduled)
+            self.token_types.zero_()
 
 
 class GroupInputs:
