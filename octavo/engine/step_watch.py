@@ -45,7 +45,7 @@ class StepWatch(Protocol):
         """All steps in flight were dropped."""
 
     def blame(self, request_ids: Sequence[str]) -> None:
-        """The core is about to end because of these requests."""
+        """If the core ends before the next step, it is because of these requests."""
 
 
 class NoStepWatch:

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from octavo.control.kv.block_hash import make_block_hasher
+from octavo.control.scheduler.quarantine import WITNESS
 from octavo.engine.core import CALL_RESULTS, EngineCore
+from octavo.engine.step_watch import NoStepWatch, StepWatch
 from octavo.executor.simulated import SimulatedExecutor
 from octavo.words.errors import UnknownOptionError
 from octavo.words.messages import EngineCoreOutput, FinishReason, ModelRunnerOutput, SchedulerOutput
@@ -36,13 +38,17 @@ class ObservedExecutor(SimulatedExecutor):
 
 
 def make_core(
-    depth: int = 1, *, executor_class: type[ObservedExecutor] = ObservedExecutor, **limits: Any
+    depth: int = 1,
+    *,
+    executor_class: type[ObservedExecutor] = ObservedExecutor,
+    watch: StepWatch | None = None,
+    **limits: Any,
 ) -> EngineCore:
     plane = ControlPlane(max_steps_in_flight=depth, **limits)
     executor = executor_class(plane.executor.get_kv_cache_specs(), next_token=counting_token, max_steps_in_flight=depth)
     executor.initialize_from_config(plane.config)
     hasher = make_block_hasher(plane.config.hash_block_size)
-    return EngineCore(executor, plane.scheduler, hasher, depth=depth, incarnation=3)
+    return EngineCore(executor, plane.scheduler, hasher, depth=depth, incarnation=3, watch=watch)
 
 
 def executor_of(core: EngineCore) -> ObservedExecutor:
@@ -172,12 +178,16 @@ def test_outputs_carry_incarnation_and_stats_and_go_to_their_client() -> None:
 
 
 class PoisonedExecutor(ObservedExecutor):
-    """Fails whenever a step holds one of ``poison``; ``failures`` are the requests of the steps that failed."""
+    """Fails whenever a step holds one of ``poison``; ``failures`` are the requests of the steps that failed.
+
+    ``lasting``: the device is gone for all who come after.
+    """
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.poison: set[str] = set()
         self.fail_in_sample = False
+        self.lasting = self.is_gone = False
         self.failures: list[list[str]] = []
 
     def execute(self, step: SchedulerOutput) -> Any:
@@ -193,16 +203,19 @@ class PoisonedExecutor(ObservedExecutor):
         return output
 
     def fail_if_poisoned(self, request_ids: list[str]) -> None:
-        if self.poison.intersection(request_ids):
+        if self.is_gone or self.poison.intersection(request_ids):
+            self.is_gone = self.lasting
             self.failures.append(request_ids)
             raise RuntimeError("the device is gone")
 
 
-def poisoned_core(depth: int = 1, *poison: str, fail_in_sample: bool = False, **options: Any) -> EngineCore:
+def poisoned_core(
+    depth: int = 1, *poison: str, fail_in_sample: bool = False, lasting: bool = False, **options: Any
+) -> EngineCore:
     core = make_core(depth, executor_class=PoisonedExecutor, **options)
     executor = core.executor
     assert isinstance(executor, PoisonedExecutor)
-    executor.poison, executor.fail_in_sample = set(poison), fail_in_sample
+    executor.poison, executor.fail_in_sample, executor.lasting = set(poison), fail_in_sample, lasting
     return core
 
 
@@ -266,13 +279,57 @@ def test_blocks_that_a_failed_step_was_to_fill_are_not_offered_to_others() -> No
     assert run(core)["later"][-1].num_cached_tokens == 32
 
 
-def test_where_every_suspect_fails_alone_the_engine_is_to_blame_and_the_error_is_raised() -> None:
-    core = poisoned_core(1, "a", "b", "c")
-    for name in ("a", "b", "c"):
+@DEPTHS
+@pytest.mark.parametrize("names", ["a", "abc"])
+def test_where_nothing_can_be_computed_any_more_the_engine_is_to_blame_and_the_error_is_raised(
+    depth: int, names: str
+) -> None:
+    core = poisoned_core(depth, "a", lasting=True)
+    for name in names:
         core.add_request(make_message(name))
     with pytest.raises(RuntimeError, match="the device is gone"):
         run(core)
-    assert failures_of(core) == [["a", "b", "c"], ["a"], ["b"], ["c"]]
+    assert failures_of(core) == [list(names), ["a"], [WITNESS]]
+
+
+@DEPTHS
+def test_any_number_of_poisoned_requests_end_with_errors_while_the_engine_can_compute_others(depth: int) -> None:
+    core = poisoned_core(depth, *"abcde")
+    for name in "abc":
+        core.add_request(make_message(name))
+    found = run(core)
+    for name in "de":
+        core.add_request(make_message(name))
+        found |= run(core)
+    core.add_request(make_message("good", max_tokens=2))
+    assert tokens_of(run(core)["good"]) == [104, 105]
+    assert list(found) == list("abcde"), "nobody is told of the witness"
+    assert {outputs[-1].finish_reason for outputs in found.values()} == {FinishReason.ERROR}
+    stats = core.call("stats")
+    assert (stats.kv_cache_usage, stats.num_running, stats.num_waiting) == (0.0, 0, 0)
+
+
+class NotedWatch(NoStepWatch):
+    """Whom a core would be taken to have ended for, at each step."""
+
+    def __init__(self) -> None:
+        self.blamed: list[list[str]] = []
+
+    def launched(self, step: SchedulerOutput) -> None:
+        self.blamed.append(list(step.num_scheduled_tokens))
+
+    def blame(self, request_ids: Sequence[str]) -> None:
+        self.blamed[-1] = list(request_ids)
+
+
+def test_a_core_that_ends_while_the_witness_is_heard_ends_for_the_accused() -> None:
+    watch = NotedWatch()
+    core = poisoned_core(1, "a", lasting=True, watch=watch)
+    core.add_request(make_message("a"))
+    core.add_request(make_message("b"))
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        run(core)
+    assert watch.blamed == [["a", "b"], ["a"], ["a"]]
 
 
 def test_suspects_of_an_engine_that_was_started_again_are_to_blame_themselves() -> None:
@@ -285,7 +342,7 @@ def test_suspects_of_an_engine_that_was_started_again_are_to_blame_themselves() 
     found = run(core)
     assert found["a"][-1].finish_reason is found["b"][-1].finish_reason is FinishReason.ERROR
     assert tokens_of(found["c"]) == [104, 105]
-    assert failures_of(core) == [["a"], ["b"]]
+    assert failures_of(core) == [["a"], ["b"]], "each alone from the start"
 
 
 def test_a_suspect_that_is_aborted_holds_back_nobody() -> None:

@@ -23,13 +23,13 @@ from octavo.words.messages import FinishReason
 from octavo.words.sampling_params import RequestOutputKind
 from tests import waiting
 from tests.fakes import make_message
+from tests.faults.planted_worker import FRAGILE_LENGTH, POISON_LENGTH
 from tests.succ import make_succ
 from tests.tiny_models import save_tiny_model
 
 soon = partial(waiting.soon, seconds=20.0)
 
 NUM_TOKENS = 48
-POISON_LENGTH = 13
 PLANTED_WORKER = "tests.faults.planted_worker:PlantedWorker"
 
 STREAMS: list[dict[str, Any]] = [
@@ -61,8 +61,7 @@ def start(folder: Path, **options: Any) -> AsyncLLM:
             block_size=16,
             num_threads=1,
             disable_log_stats=True,
-            worker_cls=PLANTED_WORKER,
-            **options,
+            **({"worker_cls": PLANTED_WORKER} | options),
         )
     )
 
@@ -161,6 +160,28 @@ def test_a_request_that_kills_the_core_every_time_ends_with_an_error_and_nobody_
         llm.shutdown()
     assert errors == ["the engine ended twice while it computed this request"]
     assert answers == undisturbed
+
+
+def test_a_single_stream_outlives_a_device_that_is_gone(folder: Path) -> None:
+    """Every step fails, in which one request is alone: it is not the request."""
+    prompt = {"prompt_token_ids": [3 + 7 * index for index in range(FRAGILE_LENGTH)]}
+    params = SamplingParams(temperature=1.0, seed=1, max_tokens=24, ignore_eos=True)
+
+    async def answer(llm: AsyncLLM) -> RequestOutput:
+        return [output async for output in llm.generate(prompt, params)][-1]
+
+    found = []
+    for options, restarts in (({"worker_cls": None}, 0), ({}, 1)):
+        llm = start(folder, **options)
+        core = supervisor_of(llm)
+        try:
+            found.append(asyncio.run(asyncio.wait_for(answer(llm), 60)).outputs[0])
+            assert (core.stats.restarts, core.stats.convictions) == (restarts, 0)
+        finally:
+            llm.shutdown()
+    plain, disturbed = found
+    assert disturbed.error is None
+    assert disturbed.token_ids == plain.token_ids
 
 
 def test_without_restarts_every_stream_is_told_at_once(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ import jsonschema
 import pytest
 from llm_comply.tests import get_tests
 
+from benchmarks.peers.environments import Environments, SetupFailed
+from scripts import conformance
 from tests.server.conftest import RunningServer
 
 LLM_COMPLY = [sys.executable, "-c", "import sys; from llm_comply.cli import main; sys.exit(main())"]
@@ -57,3 +60,35 @@ def test_the_description_is_whole(server: RunningServer) -> None:
     body = {"prompt": "A", "max_tokens": 1, "logprobs": 1, "temperature": 0}
     completion = server.client.post("/v1/completions", json=body).json()
     jsonschema.validate(completion, {**schemas["Completion"], "components": description["components"]})
+
+
+def setting(server: RunningServer, folder: Path) -> conformance.Setting:
+    return conformance.Setting(server.url, "succ", folder / "model.gguf", Environments(folder), folder)
+
+
+def test_a_program_that_cannot_be_had_is_skipped_and_one_that_finds_something_fails(
+    server: RunningServer, tmp_path: Path
+) -> None:
+    def not_here(_: conformance.Setting) -> str:
+        raise SetupFailed("no such package")
+
+    def one_too_many(_: conformance.Setting) -> str:
+        conformance.expect("failed", 1, 0)
+        return "never"
+
+    def broken(setting: conformance.Setting) -> str:
+        return setting.run("false", ["false"])
+
+    checks = (not_here, one_too_many, broken, lambda _: "20 requests")
+    found = [conformance.outcome(check, setting(server, tmp_path)) for check in checks]
+    assert found[:2] == [("skipped", "no such package"), ("failed", "failed is 1, not 0")]
+    assert found[2][0] == "failed" and found[2][1].startswith("false ended with 1")
+    assert found[3] == ("passed", "20 requests (0 s)")
+
+
+def test_the_tasks_name_data_that_is_there(tmp_path: Path) -> None:
+    texts = [path.read_text() for path in conformance.own_tasks(tmp_path).glob("*.yaml")]
+    named = [Path(found) for text in texts for found in re.findall(r"test: (/.+\.jsonl)", text)]
+    assert len(named) == len(texts) == 3
+    for path in named:
+        assert [json.loads(line) for line in path.read_text().splitlines()]

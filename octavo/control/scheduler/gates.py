@@ -6,7 +6,7 @@ each is a gate. A held request is skipped, not a stop: those behind it are tried
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Protocol
 
 from octavo.control.request import Request
@@ -19,6 +19,16 @@ class Gate(Protocol):
         """Whether the request must wait for now."""
 
 
-def is_held(request: Request, gates: Sequence[Gate]) -> bool:
-    """Whether any gate holds the request."""
-    return any(gate.holds(request) for gate in gates)
+class Gates:
+    """Several gates as one, in their order."""
+
+    def __init__(self, gates: Iterable[Gate] = ()) -> None:
+        self._gates = tuple(gates)
+
+    def add(self, gate: Gate) -> None:
+        """One more, behind the others."""
+        self._gates += (gate,)
+
+    def holds(self, request: Request) -> bool:
+        """Whether any of them holds the request."""
+        return any(gate.holds(request) for gate in self._gates)

@@ -1,15 +1,15 @@
 from __future__ import annotations
 
 from octavo.control.request import Request
-from octavo.control.scheduler.gates import is_held
+from octavo.control.scheduler.gates import Gates
 from tests.fakes import ControlPlane, FakeGate, ids, make_message, scheduled
 
 
 def test_one_gate_is_enough_to_hold_a_request():
     request = Request(make_message("a"))
-    assert not is_held(request, ())
-    assert not is_held(request, (FakeGate("b"), FakeGate("c")))
-    assert is_held(request, (FakeGate("b"), FakeGate("a")))
+    assert not Gates().holds(request)
+    assert not Gates([FakeGate("b"), FakeGate("c")]).holds(request)
+    assert Gates([FakeGate("b"), FakeGate("a")]).holds(request)
 
 
 def test_a_held_request_is_skipped_and_keeps_its_place():

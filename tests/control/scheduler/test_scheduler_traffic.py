@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -12,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from octavo.control.kv.manager import KVCacheManager
 from octavo.control.request import Request
+from octavo.control.scheduler.roster import Roster
 from octavo.control.scheduler.scheduler import Scheduler
 from octavo.executor.simulated import InconsistentStep
 from tests.control.scheduler.traffic import Seen, Setting, Traffic, random_run
@@ -173,16 +173,16 @@ def test_a_planted_leak_is_found(setting: Setting):
         random_run(traffic, random.Random(5), num_moves=500)
 
 
-class HastyScheduler(Scheduler):
+class HastyRoster(Roster):
     """Frees the blocks of ended requests at once, though steps in flight still write to them."""
 
-    def _is_in_flight(self, request: Request) -> bool:
+    def is_in_flight(self, request: Request) -> bool:
         return False
 
 
 def test_blocks_freed_too_early_are_found():
     traffic = Traffic(Setting(steps_in_flight=2))
-    hasty: Any = HastyScheduler(traffic.plane.limits, traffic.plane.kv_cache)
-    traffic.plane.scheduler = hasty
+    limits, kv_cache = traffic.plane.limits, traffic.plane.kv_cache
+    traffic.plane.scheduler = Scheduler(limits, kv_cache, roster=HastyRoster(kv_cache, limits.policy))
     with pytest.raises(InconsistentStep, match=r"which has ended but is in flight, was given to"):
         random_run(traffic, random.Random(3), num_moves=500)
