@@ -83,11 +83,14 @@ def main() -> int:
         model = json.load(urllib.request.urlopen(f"{url}/v1/models", timeout=30))["data"][0]["id"]
         environments = Environments(args.work_dir / "environments")
         setting = Setting(url, model, Path(resolve_model(args.model).path), environments, Path(name))
-        results = [(program, *outcome(PROGRAMS[program], setting)) for program in args.only]
-    width = max(map(len, PROGRAMS))
-    for program, state, words in results:
-        print(f"{program:<{width}}  {state:<7}  {words}")
-    return 1 if any(state == "failed" for _, state, _ in results) else 0
+        states = [told(program, *outcome(PROGRAMS[program], setting)) for program in args.only]
+    return 1 if "failed" in states else 0
+
+
+def told(program: str, state: str, words: str) -> str:
+    """A line of the table, as soon as there is one."""
+    print(f"{program:<{max(map(len, PROGRAMS))}}  {state:<7}  {words}", flush=True)
+    return state
 
 
 def parse() -> argparse.Namespace:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.bench.serving.datasets import DatasetOptions, load_prompts
@@ -12,19 +13,29 @@ from octavo.checkpoint.resolve import resolve_model
 from octavo.frontend.load_tokenizer import load_tokenizer
 
 NUMBER = 256
-INPUT = {"median": 90, "sigma": 1.1, "lowest": 4, "highest": 1024}
-OUTPUT = {"median": 110, "sigma": 0.8, "lowest": 4, "highest": 384}
-"""Tokens, lognormal. ShareGPT's own have the same shape; answers are half as long here, so that a run is minutes."""
+
+
+@dataclass(frozen=True)
+class Lognormal:
+    """Whole numbers between bounds; half of them are below the median, and sigma is the spread of their logarithms."""
+
+    median: float
+    sigma: float
+    lowest: int
+    highest: int
+
+    def draw(self, rng: random.Random) -> int:
+        return min(max(round(self.median * rng.lognormvariate(0.0, self.sigma)), self.lowest), self.highest)
+
+
+INPUT, OUTPUT = Lognormal(90, 1.1, 4, 1024), Lognormal(110, 0.8, 4, 384)
+"""Tokens. ShareGPT's own have this shape; answers are half as long here, so that a run is minutes."""
 
 
 def sharegpt_like(seed: int) -> list[tuple[int, int]]:
     """(input, output) lengths of requests, the same for the same seed."""
     rng = random.Random(seed)
-    return [(_length(rng, **INPUT), _length(rng, **OUTPUT)) for _ in range(NUMBER)]
-
-
-def _length(rng: random.Random, *, median: float, sigma: float, lowest: int, highest: int) -> int:
-    return min(max(round(median * rng.lognormvariate(0.0, sigma)), lowest), highest)
+    return [(INPUT.draw(rng), OUTPUT.draw(rng)) for _ in range(NUMBER)]
 
 
 def write_requests(lengths: Sequence[tuple[int, int]], model: str, path: Path) -> None:

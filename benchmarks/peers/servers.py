@@ -81,8 +81,8 @@ class Servers:
 
     def _llama_cpp(self) -> Server:
         program = self.environments.llama_cpp("llama-server") / "llama-server"
-        # Its context is shared by all slots.
-        room = ("-np", str(self.max_num_seqs), "-c", str(self.max_num_seqs * self.max_model_len // 2))
+        # Its context is cut into equal parts, one for each request at once.
+        room = ("-np", str(self.max_num_seqs), "-c", str(self.max_num_seqs * self.max_model_len))
         speed = ("-t", str(self.num_threads), "-tb", str(self.num_threads), "-b", "2048", "-ub", "512")
         command = (str(program), "-m", str(self.models.gguf), "--host", "127.0.0.1", "--port", "{port}")
         return Server("llama.cpp", "the file", (*command, *room, *speed))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import statistics
 import subprocess
 import sys
@@ -33,12 +34,12 @@ from octavo.device.platform.detect import detect_caps
 PARTS = ("closed", "open")
 PEERS = ("llama.cpp", "vllm")
 OURS = "octavo"
-RUN_TIMEOUT_S = 900
 OCTAVO = (sys.executable, "-m", "octavo.cli.main")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # no server outlives this script
     args.output_dir.mkdir(parents=True, exist_ok=True)
     servers = make_servers(args)
     record = start_record(args, servers)
@@ -70,6 +71,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--goodput", nargs="+", default=["ttft:2000", "itl:500"], help="a good request (ms)")
     parser.add_argument("--num-threads", type=int)
     parser.add_argument("--start-timeout", type=float, default=400, help="seconds in which a server must be up")
+    parser.add_argument("--load-timeout", type=float, default=600, help="seconds in which one load must be over")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--work-dir", type=Path, default=Path.home() / ".cache" / "octavo" / "peers")
     parser.add_argument("--output-dir", type=Path, default=Path("serving-results"))
@@ -106,13 +108,12 @@ def start_record(args: argparse.Namespace, servers: Servers) -> dict[str, Any]:
 
 def closed_loop(servers: Servers, args: argparse.Namespace, record: dict[str, Any], deadline: float) -> None:
     """Without a server, with one, and so on; the requests are of the same lengths."""
-    for _ in range(args.rounds):
-        for run in (offline, served):
-            if not time_is_left(record, deadline):
-                return
-            tell(run.__name__)
-            record["closed"].append({"kind": run.__name__, **run(servers, args)})
-            save(record, args.output_dir)
+    for run in args.rounds * (offline, served):
+        if not time_is_left(record, deadline):
+            return
+        tell(run.__name__)
+        record["closed"].append({"kind": run.__name__, **run(servers, args)})
+        save(record, args.output_dir)
 
 
 def offline(servers: Servers, args: argparse.Namespace) -> dict[str, Any]:
@@ -121,7 +122,7 @@ def offline(servers: Servers, args: argparse.Namespace) -> dict[str, Any]:
     result = args.output_dir / "offline.json"
     model = ("--model", str(servers.models.gguf))
     command = (*OCTAVO, "bench", "throughput", *model, *shape, *number, *servers.octavo_flags)
-    found = run_for_json((*command, "--output-json", str(result)), result)
+    found = run_for_json((*command, "--output-json", str(result)), result, args.load_timeout)
     return {"output_throughput": found["output_tokens_per_second"], "duration": found["elapsed_time"]}
 
 
@@ -194,16 +195,16 @@ def under_load(server: Server, load: Sequence[str], args: argparse.Namespace) ->
             *("--seed", str(args.seed), "--percentile-metrics", "ttft,tpot,itl", "--metric-percentiles", "50,99"),
             *("--save-result", "--result-filename", str(result)),
         )
-        found = run_for_json(command, result)
+        found = run_for_json(command, result, args.load_timeout)
     if found["failed"]:
         raise subprocess.SubprocessError(f"{found['failed']} requests failed")
     return {"ready_s": ready_s, **found}
 
 
-def run_for_json(command: Sequence[str], result: Path) -> dict[str, Any]:
+def run_for_json(command: Sequence[str], result: Path, timeout_s: float) -> dict[str, Any]:
     """What a command leaves in ``result``. Raises SubprocessError with its last words."""
     result.unlink(missing_ok=True)
-    done = subprocess.run(command, capture_output=True, text=True, timeout=RUN_TIMEOUT_S, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     if done.returncode:
         raise subprocess.SubprocessError((done.stdout + done.stderr).strip()[-400:])
     found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))

@@ -39,6 +39,7 @@ from octavo.plan.plan import Plan
 from octavo.plan.planner import check_speculative_model, make_plan
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.util.lazy import resolve
+from octavo.words.errors import ConfigError
 from octavo.words.kv_cache_spec import KVCacheConfig
 from octavo.words.model_facts import ModelFacts
 
@@ -126,8 +127,7 @@ def _drafter(config: EngineConfig, checkpoint: Checkpoint | None, facts: ModelFa
     drafter = read_drafter(name, method, facts, download_dir=config.load.download_dir, load_format=load_format)
     if method != "draft_model":
         return drafter
-    tokenizer = config.model.tokenizer
-    ours = _token_names(checkpoint if tokenizer is None else resolve_model(tokenizer))
+    ours = _token_names(find_tokenizer(config, checkpoint))
     check_vocabularies(ours, _token_names(drafter.checkpoint), drafter, facts)
     return drafter
 
@@ -156,6 +156,15 @@ def find_checkpoint(config: EngineConfig) -> Checkpoint | None:
     if config.parallel.distributed_executor_backend == "simulated" and config.model.model == SIMULATED_MODEL:
         return None
     return resolve_model(config.model.model, revision=config.model.revision, download_dir=config.load.download_dir)
+
+
+def find_tokenizer(config: EngineConfig, model: Checkpoint | None) -> Checkpoint:
+    """The files of the tokenizer: those asked for, or the model's."""
+    if config.model.tokenizer:
+        return resolve_model(config.model.tokenizer, download_dir=config.load.download_dir)
+    if model is None:
+        raise ConfigError(f"model {config.model.model!r} has no tokenizer; name another model's with tokenizer=...")
+    return model
 
 
 def _start_uni(parts: ModelParts, phases: Phases) -> Executor:
@@ -267,8 +276,7 @@ def _structured_output(parts: ModelParts) -> StructuredOutput:
 
 def _grammar_backend(config: EngineConfig, checkpoint: Checkpoint, facts: ModelFacts) -> GrammarBackend:
     """Loaded with the first constrained request, on the thread that compiles grammars."""
-    own = config.model.tokenizer
-    tokenizer = resolve(TOKENIZER_LOADER)(resolve_model(own) if own else checkpoint)
+    tokenizer = resolve(TOKENIZER_LOADER)(find_tokenizer(config, checkpoint))
     ends = end_token_ids(read_generation_config(checkpoint), facts, tokenizer.eos_token_id)
     backend: GrammarBackend = resolve(GRAMMAR_BACKENDS["llguidance"])(tokenizer, ends)
     return backend

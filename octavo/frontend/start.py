@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from octavo.checkpoint.generation_config import GenerationConfig, read_generation_config
-from octavo.checkpoint.resolve import Checkpoint, resolve_model
+from octavo.checkpoint.resolve import Checkpoint
 from octavo.config.engine_config import EngineConfig
-from octavo.engine.build import find_checkpoint
+from octavo.engine.build import find_checkpoint, find_tokenizer
 from octavo.engine.client import EngineCoreClient
 from octavo.engine.info import EngineInfo
 from octavo.engine.stats import LoggingStatLogger, StatLogger
@@ -18,7 +18,6 @@ from octavo.frontend.load_tokenizer import load_tokenizer
 from octavo.frontend.output_processor import OutputProcessor
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.util.collector import paused_collector
-from octavo.words.errors import ConfigError
 
 Seeds = Callable[[int], int]
 
@@ -76,7 +75,4 @@ def _assemble(
 
 
 def _load_tokenizer(config: EngineConfig, model: Checkpoint | None) -> Tokenizer:
-    checkpoint = resolve_model(config.model.tokenizer) if config.model.tokenizer else model
-    if checkpoint is None:
-        raise ConfigError(f"model {config.model.model!r} has no tokenizer; name another model's with tokenizer=...")
-    return load_tokenizer(checkpoint, chat_template=config.model.chat_template)
+    return load_tokenizer(find_tokenizer(config, model), chat_template=config.model.chat_template)

@@ -82,7 +82,17 @@ class AnswerPlan:
 
     def _grammar_of_strict_tools(self) -> str | None:
         tools = self.tools.strict_tools
-        return self._format.open_grammar(tools) if tools else None
+        if not tools:
+            return None
+        rules = self._format.open_grammar(tools, self.dialect.special_tokens)
+        if rules is None:
+            raise ApiError(
+                400,
+                f"calls in the {self._format.name} format cannot be held to these strict tools under tool_choice auto: "
+                "leave out strict, or set tool_choice to required.",
+                param="tools",
+            )
+        return rules
 
     @property
     def _format(self) -> ToolFormat:
@@ -120,8 +130,8 @@ class Dialect:
             self.style = _chosen(config.reasoning_parser, reasoning_style, style_of_template, template)
         self._thinks_unasked = config.reasoning_parser != AUTO
         self._shows_tools = "tools" in (template or "")
-        special = [tokenizer.convert_id_to_token(each) for each in tokenizer.special_ids]
-        self.thinks_in_special_tokens = self.style is not None and self.style.end in special
+        self.special_tokens = {tokenizer.convert_id_to_token(each): each for each in tokenizer.special_ids}
+        self.thinks_in_special_tokens = self.style is not None and self.style.end in self.special_tokens
 
     def check(self, tools: ToolUse) -> None:
         """Raise ApiError where the model cannot be shown tools, or nobody knows how it calls them."""

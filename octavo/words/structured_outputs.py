@@ -21,7 +21,8 @@ class StructuredOutputParams(msgspec.Struct, kw_only=True, omit_defaults=True, f
     Between the parts of JSON stands what ``whitespace_pattern`` (a regex) says, a few spaces and line breaks unless
     given; nothing under ``disable_any_whitespace``. ``disable_additional_properties`` closes every object whose schema
     does not say otherwise. Of the last ``closing_tokens`` before ``max_tokens`` each brings JSON to its end as soon as
-    the schema lets it: an answer that would be cut off is whole instead. Raises RequestError naming the field.
+    the schema lets it: an answer that would be cut off is whole instead. None: as many as the end takes; 0: it is cut
+    off. Raises RequestError naming the field.
     """
 
     json: dict[str, Any] | bool | str | None = None
@@ -33,7 +34,7 @@ class StructuredOutputParams(msgspec.Struct, kw_only=True, omit_defaults=True, f
     whitespace_pattern: str | None = None
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
-    closing_tokens: int = 0
+    closing_tokens: int | None = None
 
     def __post_init__(self) -> None:
         given = self._given()
@@ -46,7 +47,7 @@ class StructuredOutputParams(msgspec.Struct, kw_only=True, omit_defaults=True, f
             _require_text(name, getattr(self, name))
         if self.choice is not None:
             self._check_choice(self.choice)
-        if self.closing_tokens < 0 or (self.closing_tokens and self.kind not in ("json", "json_object")):
+        if self.closing_tokens and (self.closing_tokens < 0 or not self.is_json):
             raise RequestError(
                 "structured_outputs.closing_tokens must be 0 or more, and goes with json or json_object.",
                 param="closing_tokens",
@@ -56,6 +57,16 @@ class StructuredOutputParams(msgspec.Struct, kw_only=True, omit_defaults=True, f
     def kind(self) -> str:
         """The name of the constraint that was given."""
         return self._given()[0]
+
+    @property
+    def is_json(self) -> bool:
+        """Whether the whole text is JSON."""
+        return self.kind in ("json", "json_object")
+
+    @property
+    def closes(self) -> bool:
+        """Whether JSON is brought to its end where tokens run short."""
+        return self.is_json and self.closing_tokens != 0
 
     def _given(self) -> list[str]:
         """The constraints that were given. False is none, but as a JSON schema, which nothing meets."""

@@ -102,8 +102,8 @@ def test_lengths_are_the_same_each_time_bounded_and_spread(serving: tuple[Module
     inputs, outputs = zip(*lengths.sharegpt_like(0), strict=True)
     assert lengths.sharegpt_like(0) == list(zip(inputs, outputs, strict=True)) != lengths.sharegpt_like(1)
     for values, bounds in ((inputs, lengths.INPUT), (outputs, lengths.OUTPUT)):
-        assert bounds["lowest"] <= min(values) and max(values) <= bounds["highest"]
-        assert sum(values) / len(values) > bounds["median"]  # a few are long
+        assert bounds.lowest <= min(values) and max(values) <= bounds.highest
+        assert sum(values) / len(values) > bounds.median  # a few are long
 
 
 def test_requests_are_written_in_the_lengths_that_were_drawn(

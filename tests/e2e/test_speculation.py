@@ -169,15 +169,22 @@ def test_so10_a_grammar_holds_for_drafts_too(succ: Path) -> None:
     shapes = [
         StructuredOutputParams(regex="(abcdefgh ){3}[xy]{2}"),
         StructuredOutputParams(json={"type": "array", "items": {"enum": ["one two", "three"]}, "maxItems": 4}),
+        StructuredOutputParams(json={"type": "array", "items": {"type": "string"}, "minItems": 9}),
         None,
     ]
     params = [
-        SamplingParams(temperature=1.5, seed=2, max_tokens=40, structured_outputs=shape, ignore_eos=True)
+        SamplingParams(temperature=1.5, seed=2, max_tokens=60, structured_outputs=shape, ignore_eos=True)
         for shape in shapes
     ]
-    prompts = ["abcdefgh abcdefgh ", '["one two","three"] ["one two","three"] ', "ABCABCABC"]
+    prompts = [
+        "abcdefgh abcdefgh ",
+        '["one two","three"] ["one two","three"] ',
+        '["ab","abababab","aaaa"]',
+        "ABCABCABC",
+    ]
     with LLM(str(succ), num_gpu_blocks_override=50) as llm:
         expected = said(llm.generate(prompts, params, use_tqdm=False))
+        assert expected[2][2] == "stop", "its last tokens close it"
     with LLM(str(succ), num_gpu_blocks_override=50, **SPECULATE) as llm:
         assert said(llm.generate(prompts, params, use_tqdm=False)) == expected
         assert metric(llm, "vllm:spec_decode_num_accepted_tokens") > 0

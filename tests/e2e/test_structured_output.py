@@ -53,12 +53,13 @@ def test_so15_what_max_tokens_cuts_off_says_length(counting: LLM) -> None:
 def test_json_that_would_be_cut_off_is_whole_where_its_last_tokens_close_it(counting: LLM) -> None:
     schema = {"type": "array", "items": {"type": "string"}, "minItems": 1}
     for seed in range(5):
-        cut = answer(counting, shape={"json": schema}, seed=seed, max_tokens=40)
-        whole = answer(counting, shape={"json": schema, "closing_tokens": 12}, seed=seed, max_tokens=40)
-        shared = len(os.path.commonprefix([cut.text, whole.text]))
-        if cut.finish_reason == "length":
-            assert shared >= 28, "before its last tokens it is as it would be"
-        assert whole.finish_reason == "stop" and isinstance(json.loads(whole.text), list)
+        cut = answer(counting, shape={"json": schema, "closing_tokens": 0}, seed=seed, max_tokens=40)
+        for closing in ({}, {"closing_tokens": 12}):
+            whole = answer(counting, shape={"json": schema, **closing}, seed=seed, max_tokens=40)
+            shared = len(os.path.commonprefix([cut.text, whole.text]))
+            if cut.finish_reason == "length":
+                assert shared >= 28, "before its last tokens it is as it would be"
+            assert whole.finish_reason == "stop" and isinstance(json.loads(whole.text), list)
     with pytest.raises(RequestError, match="closing_tokens"):
         answer(counting, shape={"regex": "a*", "closing_tokens": 12})
 

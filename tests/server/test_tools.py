@@ -12,6 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from octavo.config.server import ServerConfig
+from octavo.server.api_error import ApiError
 from octavo.server.dialect import AnswerPlan, Dialect
 from octavo.server.tool_use import tool_use
 from octavo.words.sampling_params import SamplingParams
@@ -191,6 +192,17 @@ def test_strict_tools_hold_calls_of_the_models_own_choice() -> None:
     assert shape is not None and shape.grammar is not None and "Rome" in shape.grammar
     asked = SamplingParams(structured_outputs=StructuredOutputParams(json_object=True))
     assert plan.applied_to(asked).structured_outputs == asked.structured_outputs
+
+
+def test_strict_is_refused_where_a_format_cannot_be_held_to_it() -> None:
+    dialect = Dialect(Speaker(), ServerConfig(tool_call_parser="pythonic"))
+    bounded = {"properties": {"city": {"type": "string", "maxLength": 3}}}
+    plan = AnswerPlan(dialect, tool_use([{**STRICT, "parameters": bounded}], "auto", name=None, several=True), "")
+    with pytest.raises(ApiError, match="pythonic.*leave out strict") as refusal:
+        plan.applied_to(SamplingParams())
+    assert refusal.value.status == 400
+    loose = AnswerPlan(dialect, tool_use([WEATHER["function"]], "auto", name=None, several=True), "")
+    assert loose.applied_to(SamplingParams()).structured_outputs is None
 
 
 def test_thoughts_are_told_from_content(server: RunningServer) -> None:  # TC11

@@ -21,8 +21,11 @@ TRIED_IDS, ENOUGH_WORDS = 8000, 100
 class TextCoder(Protocol):
     """The part of a tokenizer that is needed here."""
 
-    num_text_tokens: int
-    special_ids: frozenset[int]
+    @property
+    def num_text_tokens(self) -> int: ...
+
+    @property
+    def special_ids(self) -> frozenset[int]: ...
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
 

@@ -128,7 +128,10 @@ def plan_kv_caches(ranks: Sequence[RankNeeds], limits: KVCacheLimits) -> list[KV
     projected = [_project(groups, rank) for rank in ranks]
     followed = _followed_group(groups) if any(rank.drafter_specs for rank in ranks) else 0
     if groups:
-        num_blocks, max_model_len = _count_blocks(groups, projected, ranks, limits)
+        block_bytes = [
+            _bytes_per_block(own, rank, groups[followed]) for own, rank in zip(projected, ranks, strict=True)
+        ]
+        num_blocks, max_model_len = _count_blocks(groups, block_bytes, ranks, limits)
     else:
         num_blocks, max_model_len = 1, limits.longest_wanted
     sizes = resolve_block_sizes(
@@ -354,11 +357,9 @@ def _drafter_config(rank: RankNeeds, followed: KVCacheGroup, num_blocks: int, ma
     )
 
 
-def _bytes_per_block(groups: Sequence[KVCacheGroup], rank: RankNeeds) -> int:
+def _bytes_per_block(groups: Sequence[KVCacheGroup], rank: RankNeeds, followed: KVCacheGroup) -> int:
     own = max(len(group.layer_names) for group in groups) * groups[0].spec.page_bytes
-    if not rank.drafter_specs:
-        return own
-    return own + sum(spec.page_bytes for spec in _drafter_specs(rank, groups[_followed_group(groups)]).values())
+    return own + sum(spec.page_bytes for spec in _drafter_specs(rank, followed).values())
 
 
 def _lay_out_tensors(groups: Sequence[KVCacheGroup], num_blocks: int) -> tuple[KVCacheTensor, ...]:
@@ -372,7 +373,7 @@ def _lay_out_tensors(groups: Sequence[KVCacheGroup], num_blocks: int) -> tuple[K
 
 def _count_blocks(
     groups: Sequence[KVCacheGroup],
-    projected: Sequence[Sequence[KVCacheGroup]],
+    block_bytes_of_ranks: Sequence[int],
     ranks: Sequence[RankNeeds],
     limits: KVCacheLimits,
 ) -> tuple[int, int]:
@@ -380,7 +381,7 @@ def _count_blocks(
     # A pipeline stage may have no layer with a cache: it limits nothing.
     num_blocks, block_bytes, available = min(
         (rank.available_bytes // size, size, rank.available_bytes)
-        for size, rank in ((_bytes_per_block(own, rank), rank) for own, rank in zip(projected, ranks, strict=True))
+        for size, rank in zip(block_bytes_of_ranks, ranks, strict=True)
         if size
     )
     if limits.num_blocks_override is not None:

@@ -23,6 +23,11 @@ MOST_VAIN_PROBES = 4
 """Each probe that guesses wrong doubles the steps before the next one, up to so many times."""
 
 
+LEAST_GAIN = 1.05
+"""Drafts must promise this many times the tokens per second: of guesses about as good as none, the lucky ones look
+best, and would be tried for nothing."""
+
+
 class DraftCounts:
     """What became of drafts.
 
@@ -183,7 +188,7 @@ def best_number(right: float, most: int, costs: DraftCosts) -> int:
     """The number of drafts, up to ``most``, that brings most tokens per second; ``right``: the chance of each."""
     if costs.token <= 0.0:
         return most  # Nothing was measured yet.
-    best, best_rate = 0, 1.0 / costs.token
+    best, best_rate = 0, LEAST_GAIN / costs.token
     seconds, tokens, chance = costs.token + costs.guessing, 1.0, 1.0
     for number in range(1, most + 1):
         chance *= right

@@ -34,6 +34,9 @@ class Grammar(Protocol):
     def narrow(self, row: npt.NDArray[np.int32]) -> None:
         """Leave of a row of JSON's mask only what brings it to its end soonest."""
 
+    def num_to_end(self, draft_token_ids: Sequence[int], most: int) -> int:
+        """How many tokens bring JSON to its end after the drafts, each the soonest way; ``most`` for more or none."""
+
     def copy(self) -> Grammar:
         """The same grammar, in the same state, for another request."""
 

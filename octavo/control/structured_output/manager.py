@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from octavo.control.request import Request
+from octavo.control.structured_output.closing import Closing, closing_of
 from octavo.control.structured_output.grammar import Grammar, GrammarBackend, MaskRows
 from octavo.words.errors import UnsupportedError
 from octavo.words.messages import GrammarMasks, SchedulerOutput
@@ -65,9 +66,9 @@ class NoStructuredOutput:
 class GrammarConstraint:
     """The constraint of one request: a grammar, which may begin only after the end of reasoning."""
 
-    def __init__(self, grammar: Grammar, begins_after: Sequence[int], closing_tokens: int = 0) -> None:
+    def __init__(self, grammar: Grammar, closing: Closing, begins_after: Sequence[int] = ()) -> None:
         self.grammar = grammar
-        self.closing_tokens = closing_tokens
+        self.closing = closing
         self._begins_after = tuple(begins_after)
         self._seen: tuple[int, ...] = ()
 
@@ -107,20 +108,22 @@ class PendingConstraint:
 
 
 class _Asking(NamedTuple):
-    """One request of a step: rows before ``num_free`` are free, those from ``closes_at`` on bring JSON to its end."""
+    """One request of a step, which may say ``num_left`` tokens more: rows before ``num_free`` are free."""
 
     request_id: str
     grammar: Grammar
+    closing: Closing
     drafts: Sequence[int]
     num_free: int
-    closes_at: int | None
+    num_left: int
 
     def fill(self, rows: MaskRows) -> None:
         rows[: self.num_free] = ALL_ALLOWED
-        self.grammar.fill(rows[self.num_free :], self.drafts[self.num_free :])
-        if self.closes_at is not None:
-            for row in rows[self.closes_at :]:
-                self.grammar.narrow(row)
+        held, drafts = rows[self.num_free :], self.drafts[self.num_free :]
+        self.grammar.fill(held, drafts)
+        first = self.closing.first_row(self.grammar, drafts, self.num_left - self.num_free)
+        for row in held[first:] if first is not None else ():
+            self.grammar.narrow(row)
 
 
 class StructuredOutputManager:
@@ -178,8 +181,7 @@ class StructuredOutputManager:
             num_free = None if constraint is None else constraint.num_free(drafts)
             if request is not None and constraint is not None and num_free is not None:
                 num_left = request.sampling.max_tokens - request.num_output_tokens
-                closes_at = max(num_free, num_left - constraint.closing_tokens) if constraint.closing_tokens else None
-                asking.append(_Asking(request_id, constraint.grammar, drafts, num_free, closes_at))
+                asking.append(_Asking(request_id, constraint.grammar, constraint.closing, drafts, num_free, num_left))
         if not asking:
             return None
         self.num_masks += len(asking)
@@ -192,7 +194,9 @@ class StructuredOutputManager:
     def _constraint(self, request: Request, params: StructuredOutputParams) -> GrammarConstraint:
         """On the compiler's thread. A request that comes back with output goes on where it was."""
         constraint = _constraint(request, params, self._grammar(params))
-        for token_id in request.output_token_ids:
+        for number, token_id in enumerate(request.output_token_ids):
+            if constraint.is_active:
+                constraint.closing.first_row(constraint.grammar, (), request.sampling.max_tokens - number)
             constraint.take(token_id)
         return constraint
 
@@ -237,11 +241,12 @@ class StructuredOutputManager:
 
 def _key(params: StructuredOutputParams) -> bytes:
     """What of a constraint its grammar is made from."""
-    return msgspec.msgpack.encode(msgspec.structs.replace(params, closing_tokens=0), order="deterministic")
+    return msgspec.msgpack.encode(msgspec.structs.replace(params, closing_tokens=None), order="deterministic")
 
 
 def _constraint(request: Request, params: StructuredOutputParams, grammar: Grammar) -> GrammarConstraint:
-    return GrammarConstraint(grammar, request.sampling.reasoning_end_ids, params.closing_tokens)
+    closing = closing_of(params.closing_tokens, is_json=params.is_json)
+    return GrammarConstraint(grammar, closing, request.sampling.reasoning_end_ids)
 
 
 def _mask_of(request: Request | None) -> GrammarConstraint | None:

@@ -22,7 +22,6 @@ from octavo.device.worker.block_table import BlockTable
 from octavo.device.worker.graphs import StepGraphs
 from octavo.device.worker.input_batch import GroupInputs, InputBatch, StepInputs
 from octavo.device.worker.kv_cache import KVCache, layer_groups
-from octavo.device.worker.request_table import NO_SECOND_TEXT
 from octavo.words.errors import CaptureError, UnsupportedError
 from octavo.words.kv_cache_spec import AnyKVCacheSpec, KVCacheConfig
 from octavo.words.messages import NewRequestData, SchedulerOutput
@@ -66,8 +65,6 @@ class _Rows:
         self.token_ids: npt.NDArray[np.int32] = np.zeros((max_num_requests, 0), dtype=np.int32)
         self.num_tokens = np.zeros(max_num_requests, dtype=np.int64)
         self.num_computed_tokens = np.zeros(max_num_requests, dtype=np.int64)
-        self.second_text_at = np.full(max_num_requests, NO_SECOND_TEXT)
-        self.has_pairs = False
 
     def slots(self, request_ids: list[Any]) -> list[int]:
         return request_ids

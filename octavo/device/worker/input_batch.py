@@ -22,7 +22,7 @@ from octavo.device.attention.context import ForwardContext, GivenRows
 from octavo.device.attention.metadata import AttentionMetadata, CommonMetadata
 from octavo.device.worker.block_table import BlockTable
 from octavo.device.worker.kv_cache import LayerGroup
-from octavo.device.worker.request_table import RequestTable
+from octavo.device.worker.request_table import NO_SECOND_TEXT, RequestTable
 from octavo.device.worker.step_layout import GroupArrays, NativeLayout, NumpyLayout, StepArrays, StepCounts, StepLayout
 from octavo.words.messages import SchedulerOutput
 
@@ -157,7 +157,6 @@ class StepInputs:
         self.token_ids = torch.from_numpy(self.arrays.token_ids)
         self.positions = torch.from_numpy(self.arrays.positions)
         self.token_types = torch.zeros(max_num_tokens, dtype=torch.int64)
-        self._has_second_texts = False
         self.query_start_loc = torch.from_numpy(self.arrays.query_start_loc)
         self.seq_lens = torch.from_numpy(self.arrays.seq_lens)
 
@@ -176,8 +175,8 @@ class StepInputs:
         request_ids = list(output.num_scheduled_tokens)
         slots = table.slots(request_ids)
         counts = self._layout.write(table, slots, list(output.num_scheduled_tokens.values()))
-        if table.has_pairs or self._has_second_texts:
-            self._write_token_types(table, slots, counts.num_tokens)
+        if not self.groups:  # Encoders: they keep no keys and values, and nobody else reads types.
+            self._write_token_types(table.second_text_at[slots], counts.num_tokens)
         return InputBatch(
             step_id=output.step_id,
             request_ids=request_ids,
@@ -187,14 +186,13 @@ class StepInputs:
             inputs=self,
         )
 
-    def _write_token_types(self, table: RequestTable, slots: list[int], num_tokens: int) -> None:
-        self._has_second_texts = table.has_pairs
-        if table.has_pairs:
-            num_scheduled = np.diff(self.arrays.query_start_loc[: len(slots) + 1])
-            second_text_at = table.second_text_at[slots].repeat(num_scheduled)
-            self.token_types.numpy()[:num_tokens] = self.arrays.positions[:num_tokens] >= second_text_at
+    def _write_token_types(self, second_text_at: Ints, num_tokens: int) -> None:
+        types = self.token_types.numpy()[:num_tokens]
+        if (second_text_at == NO_SECOND_TEXT).all():
+            types[:] = 0
         else:
-            self.token_types.zero_()
+            num_scheduled = np.diff(self.arrays.query_start_loc[: len(second_text_at) + 1])
+            types[:] = self.arrays.positions[:num_tokens] >= second_text_at.repeat(num_scheduled)
 
 
 class GroupInputs:

@@ -31,7 +31,7 @@ class RequestTable:
                 memory follows the longest request and not the longest one possible. The drafts of a step lie behind
                 the tokens of their request until it is done, and are not counted.
     num_tokens, num_prompt_tokens, num_computed_tokens: [max_num_requests] int64.
-    second_text_at: [max_num_requests] int64; where in a pair of texts the second begins. has_pairs: whether any is one.
+    second_text_at: [max_num_requests] int64; where in a pair of texts the second begins.
     """
 
     def __init__(self, max_num_requests: int, blocks: BlockTables, holders: Sequence[SlotHolder] = ()) -> None:
@@ -42,7 +42,6 @@ class RequestTable:
         self.second_text_at = np.full(max_num_requests, NO_SECOND_TEXT)
         self.blocks = blocks
         self._holders = (blocks, *holders)
-        self._num_pairs = 0
         self._slots: dict[str, int] = {}
         self._free = list(range(max_num_requests))[::-1]
 
@@ -51,10 +50,6 @@ class RequestTable:
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._slots
-
-    @property
-    def has_pairs(self) -> bool:
-        return self._num_pairs > 0
 
     def update(self, output: SchedulerOutput) -> None:
         """Take in what the scheduler decided. Who ended goes first: a newcomer may need the slot."""
@@ -80,8 +75,7 @@ class RequestTable:
         self.num_tokens[slot] = len(tokens)
         self.num_prompt_tokens[slot] = len(request.prompt_token_ids)
         self.num_computed_tokens[slot] = request.num_computed_tokens
-        self.second_text_at[slot] = second_text_at = _second_text_at(request)
-        self._num_pairs += second_text_at != NO_SECOND_TEXT
+        self.second_text_at[slot] = _second_text_at(request)
         for holder in self._holders:
             holder.add(slot, request)
         return slot
@@ -91,7 +85,6 @@ class RequestTable:
         slot = self._slots.pop(request_id, None)
         if slot is None:
             return
-        self._num_pairs -= bool(self.second_text_at[slot] != NO_SECOND_TEXT)
         for holder in self._holders:
             holder.remove(slot)
         self._free.append(slot)

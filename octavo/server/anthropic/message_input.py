@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from octavo.server.answer_parts import called
 from octavo.server.anthropic.message_words import CountTokensRequest
 from octavo.server.api_error import ApiError
 from octavo.server.tool_parsers.tool_format import Tool
@@ -86,7 +87,7 @@ def _assistant_message(blocks: list[BlockObject]) -> Message:
     message: Message = {"role": "assistant", "content": _joined(blocks, "text", "\n")}
     if thoughts := _joined(blocks, "thinking", ""):
         message["reasoning_content"] = thoughts
-    if calls := [_call(block) for block in blocks if block["type"] == "tool_use"]:
+    if calls := [_called(block) for block in blocks if block["type"] == "tool_use"]:
         message["tool_calls"] = calls
         message["content"] = message["content"] or None
     return message
@@ -109,9 +110,8 @@ def _user_messages(blocks: list[BlockObject], where: str) -> Iterator[Message]:
         yield {"role": "user", "content": _joined(said, "text", "\n")}
 
 
-def _call(block: BlockObject) -> dict[str, Any]:
-    function = {"name": block["name"], "arguments": json.dumps(block["input"], ensure_ascii=False)}
-    return {"id": block["id"], "type": "function", "function": function}
+def _called(block: BlockObject) -> dict[str, Any]:
+    return called(block["id"], block["name"], json.dumps(block["input"], ensure_ascii=False))
 
 
 def _joined(blocks: list[BlockObject], kind: str, separator: str) -> str:

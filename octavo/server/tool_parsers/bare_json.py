@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from octavo.server.output_events import Content, Event, OutputParser
 from octavo.server.tool_parsers.call_object import BLANK, CallObject
-from octavo.server.tool_parsers.tool_format import Tool, bare_calls
+from octavo.server.tool_parsers.open_rules import ANY, arguments_rules, in_regex, marker, one_of
+from octavo.server.tool_parsers.tool_format import Tool, bare_calls, quoted
 
 PYTHON_TAG = "<|python_tag|>"
 MAX_BEFORE = 64
 """Characters before a call, blanks and the tag; an answer that begins with more of them is content."""
+
+_OPENED = r'\s*\{(\s*"(type|id)"\s*:\s*("([^"\\]|\\.)*"|-?[0-9]+)\s*,)*\s*'
+"""An object, up to the first key that tells whether it is a call (``CallObject`` reads no others before it)."""
 
 
 class Llama3Json:
@@ -25,8 +29,20 @@ class Llama3Json:
     def grammar(self, tools: Sequence[Tool], *, several: bool) -> str:
         return bare_calls(tools, several=several, arguments_key="parameters")
 
-    def open_grammar(self, tools: Sequence[Tool]) -> str | None:
-        return None
+    def open_grammar(self, tools: Sequence[Tool], special: Mapping[str, int]) -> str | None:
+        """An answer that begins with an object is a call as soon as a key of a call is in it."""
+        calls = [f"CALL_{index} arguments_{index} CLOSE" for index in range(len(tools))]
+        names = (f'{_OPENED}"name"\\s*:\\s*{in_regex(quoted(tool["name"]))}\\s*,' for tool in tools)
+        begins = (f'CALL_{index}: /{name}\\s*"parameters"\\s*:\\s*/\n' for index, name in enumerate(names))
+        tag = f"({marker(PYTHON_TAG, special)})? " if PYTHON_TAG in special else ""
+        return (
+            f'start: TEXT | {tag}call (";" call)*\n'
+            + f'TEXT: /{ANY}/ & ~/{_OPENED}"(name|parameters|arguments)"{ANY}/ & ~/\\s*{in_regex(PYTHON_TAG)}{ANY}/\n'
+            + "".join(begins)
+            + "CLOSE: /\\s*\\}/\n"
+            + one_of("call", calls)
+            + arguments_rules(tools)
+        )
 
 
 class BareJsonParser:

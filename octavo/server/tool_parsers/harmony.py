@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from octavo.server.output_events import (
     CallArguments,
@@ -17,10 +17,12 @@ from octavo.server.output_events import (
     Reasoning,
 )
 from octavo.server.tool_parsers.bare_json import BareJsonParser
+from octavo.server.tool_parsers.open_rules import arguments_rules, in_regex, marker, one_of, text_without
 from octavo.server.tool_parsers.scanning import MarkerFinder
 from octavo.server.tool_parsers.tool_format import Tool, bare_calls
 
 CHANNEL, MESSAGE, START = "<|channel|>", "<|message|>", "<|start|>"
+CONSTRAIN = "<|constrain|>"
 ENDS = ("<|end|>", "<|call|>", "<|return|>", START, CHANNEL)
 RECIPIENT = "to=functions."
 MAX_HEADER = 512
@@ -39,8 +41,25 @@ class Harmony:
     def grammar(self, tools: Sequence[Tool], *, several: bool) -> str:
         return bare_calls(tools, several=several)
 
-    def open_grammar(self, tools: Sequence[Tool]) -> str | None:
-        return None
+    def open_grammar(self, tools: Sequence[Tool], special: Mapping[str, int]) -> str | None:
+        """Messages; those to a tool hold its arguments. None in a vocabulary where the markup is text."""
+        if not {CHANNEL, CONSTRAIN, MESSAGE, START, "<|end|>"} <= set(special):
+            return None
+        channel, constrain, message, begin = (marker(each, special) for each in (CHANNEL, CONSTRAIN, MESSAGE, START))
+        ends = " | ".join(marker(each, special) for each in ("<|end|>", "<|call|>") if each in special)
+        kind = f"({constrain} WORDS?)? {message}"
+        calls = (
+            f"(WORDS? {channel} TO_{index} | TO_{index} {channel} WORDS) {kind} arguments_{index}"
+            for index in range(len(tools))
+        )
+        return (
+            f"start: (TEXT | message) (({ends}) {begin} message)*\n"
+            + one_of("message", [f"WORDS? {channel} WORDS {kind} TEXT?", *calls])
+            + "WORDS: /[a-z ]+/\n"
+            + "".join(f"TO_{i}: /[a-z ]*{in_regex(RECIPIENT + t['name'])}( [a-z ]*)?/\n" for i, t in enumerate(tools))
+            + text_without("TEXT", [*ENDS, MESSAGE])
+            + arguments_rules(tools)
+        )
 
 
 class HarmonyParser:

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from octavo.server.output_events import CallArguments, CallBegins, Content, Event, OutputParser
 from octavo.server.tool_parsers.bare_json import BareJsonParser
 from octavo.server.tool_parsers.call_object import BLANK, CallObject
+from octavo.server.tool_parsers.open_rules import (
+    arguments_rules,
+    marker,
+    object_rules,
+    one_of,
+    text_up_to,
+    text_without,
+)
 from octavo.server.tool_parsers.scanning import JsonValue, MarkerFinder
-from octavo.server.tool_parsers.tool_format import Tool, bare_calls
+from octavo.server.tool_parsers.tool_format import Tool, bare_calls, quoted
 
 TOOL_CALLS = "[TOOL_CALLS]"
 ARGS = "[ARGS]"
@@ -28,8 +36,18 @@ class Mistral:
     def grammar(self, tools: Sequence[Tool], *, several: bool) -> str:
         return bare_calls(tools, several=several)
 
-    def open_grammar(self, tools: Sequence[Tool]) -> str | None:
-        return None
+    def open_grammar(self, tools: Sequence[Tool], special: Mapping[str, int]) -> str | None:
+        """By name only where the vocabulary has a token for that."""
+        mark, args = marker(TOOL_CALLS, special), marker(ARGS, special)
+        named = [f"{quoted(tool['name'])} {args} arguments_{index}" for index, tool in enumerate(tools)]
+        by_name = f" | named ({mark} named)*" if ARGS in special else ""
+        return (
+            f'start: TEXT | begin (" "? "[" object (", " object)* "]"{by_name})\n'
+            + text_up_to("begin", "TEXT", TOOL_CALLS, special)
+            + text_without("TEXT", [TOOL_CALLS])
+            + object_rules(tools)
+            + (one_of("named", named) + arguments_rules(tools) if by_name else "")
+        )
 
 
 class MistralParser:

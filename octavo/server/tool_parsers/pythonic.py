@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from octavo.server.output_events import CallArguments, CallBegins, Content, Event, OutputParser
 from octavo.server.tool_parsers.bare_json import BareJsonParser
+from octavo.server.tool_parsers.pythonic_rules import pythonic_rules
 from octavo.server.tool_parsers.tool_format import Tool, bare_calls
 
 MAX_CHARACTERS = 64 << 10
@@ -28,8 +29,8 @@ class Pythonic:
     def grammar(self, tools: Sequence[Tool], *, several: bool) -> str:
         return bare_calls(tools, several=several)
 
-    def open_grammar(self, tools: Sequence[Tool]) -> str | None:
-        return None
+    def open_grammar(self, tools: Sequence[Tool], special: Mapping[str, int]) -> str | None:
+        return pythonic_rules(tools, PYTHON_TAGS[:2], special)
 
 
 class PythonicParser:

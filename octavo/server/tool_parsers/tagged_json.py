@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from octavo.server.output_events import Content, Event, OutputParser
 from octavo.server.tool_parsers.call_object import CallObject
@@ -24,7 +24,7 @@ class Hermes:
         begin, end = quoted("<tool_call>\n"), quoted("\n</tool_call>")
         return f"start: call{more}\ncall: {begin} object {end}\nobject: {json_rule(any_call(tools))}\n"
 
-    def open_grammar(self, tools: Sequence[Tool]) -> str | None:
+    def open_grammar(self, tools: Sequence[Tool], special: Mapping[str, int]) -> str | None:
         """The begin of a call is found as soon as it is there (lazily), so text cannot hold one that is not held."""
         begin, line, end = quoted("<tool_call>"), quoted("\n"), quoted("\n</tool_call>")
         text = f"begin[lazy]: TEXT {begin}\nTEXT: /(.|\\n)*/\n"

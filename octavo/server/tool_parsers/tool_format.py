@@ -35,10 +35,10 @@ class ToolFormat(Protocol):
         Rules cannot spell special tokens: where the markup is such, ``bare_calls`` are written instead.
         """
 
-    def open_grammar(self, tools: Sequence[Tool]) -> str | None:
-        """Lark rules of any text in which a call, once it begins, holds to its tool's schema.
+    def open_grammar(self, tools: Sequence[Tool], special: Mapping[str, int]) -> str | None:
+        """Lark rules of any text in which a call, once it begins, holds to its tool's schema (``open_rules.py``).
 
-        None where rules cannot see that one begins.
+        ``special``: the ids of the vocabulary's special tokens, by their text. None where no rules can say that.
         """
 
 

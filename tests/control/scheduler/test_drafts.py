@@ -8,8 +8,10 @@ from octavo.control.scheduler.drafts import (
     STEPS_BETWEEN_PROBES,
     AdaptiveDrafts,
     AllDrafts,
+    DraftCosts,
     DraftCounts,
     NoDrafts,
+    best_number,
 )
 from octavo.control.scheduler.step_builder import StepBuilder, StepLoad
 from octavo.control.scheduler.step_time import StepTimeModel
@@ -64,6 +66,11 @@ def test_wrong_drafts_are_left_out() -> None:
 def test_drafts_that_are_sometimes_right_are_shortened() -> None:
     machine = Machine(1.0, 0.2)
     assert 0 < machine.num_drafts(machine.request(num_right=1)) < MOST
+
+
+def test_drafts_that_promise_next_to_nothing_are_left_out() -> None:
+    costs = DraftCosts(token=1.5, verified=0.5, guessing=0.0, guessed=0.0)
+    assert [best_number(right, MOST, costs) for right in (0.3, 0.36, 0.45)] == [0, 0, 1]
 
 
 def test_many_streams_share_the_weights_so_a_draft_saves_less() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from octavo.control.structured_output.backends.llguidance import LLGuidanceBackend, LLGuidanceGrammar
+from octavo.control.structured_output.closing import ClosesInTime, LastTokensClose, NeverCloses, closing_of
 from octavo.words.structured_outputs import StructuredOutputParams
 from tests.control.structured_output.bytes_vocabulary import EOS, Bytes
 from tests.schemas import generated_schemas, is_valid
@@ -71,3 +72,75 @@ def test_any_schema_ends_from_anywhere(backend: LLGuidanceBackend) -> None:
 )
 def test_what_is_open_is_closed_at_once(backend: LLGuidanceBackend, beginning: str, whole: str) -> None:
     assert ended(backend, OPEN, beginning, random.Random(0)) == whole
+
+
+@pytest.mark.parametrize(
+    ("beginning", "num_tokens"),
+    [('{"a": "b"', 1), ('{"a": {"b": [1, "c', 4), ("", 2), ('{"', 5)],
+)
+def test_the_soonest_end_is_counted_and_the_grammar_stays_where_it_is(
+    backend: LLGuidanceBackend, beginning: str, num_tokens: int
+) -> None:
+    grammar = backend.compile(StructuredOutputParams(json=OPEN))
+    assert grammar.accept(list(beginning.encode()))
+    allowed_before = narrowed(grammar, backend)
+    assert grammar.num_to_end([], 100) == num_tokens
+    assert grammar.num_to_end([], num_tokens - 1) == num_tokens - 1, "as far as it is asked to look"
+    assert narrowed(grammar, backend) == allowed_before
+
+
+def test_the_soonest_end_after_drafts_is_theirs(backend: LLGuidanceBackend) -> None:
+    grammar = backend.compile(StructuredOutputParams(json=OPEN))
+    assert [grammar.num_to_end(list(drafts), 100) for drafts in (b"{", b'{"a', b'{"a":[[[', b"no")] == [1, 5, 4, 0]
+
+
+def ends_when(schema: Any, beginning: str, max_tokens: int, backend: LLGuidanceBackend, filler: bytes) -> str:
+    """The beginning, the filler as long as nothing closes, and what any choice makes of it, within ``max_tokens``."""
+    closing, draw = ClosesInTime(), random.Random(0)
+    grammar = backend.compile(StructuredOutputParams(json=schema))
+    found: list[int] = []
+    while len(found) < max_tokens and not grammar.is_complete:
+        begins = closing.first_row(grammar, [], max_tokens - len(found)) is not None
+        if begins:
+            token_id = draw.choice(narrowed(grammar, backend))
+        else:
+            token_id = beginning.encode()[len(found)] if len(found) < len(beginning) else filler[0]
+        assert grammar.accept([token_id])
+        found.append(token_id)
+    return b"".join(Bytes().token_bytes(each) for each in found).decode()
+
+
+def test_closing_begins_in_time_and_not_before(backend: LLGuidanceBackend) -> None:
+    for max_tokens in (20, 37, 60, 100, 300, 900):
+        text = ends_when(OPEN, '{"a": {"b": [1, "', max_tokens, backend, b"x")
+        assert list(json.loads(text)) == ["a"]
+        assert max_tokens * 3 // 4 - 12 <= len(text) <= max_tokens
+    needs = {"type": "object", "properties": {n: {"type": "integer"} for n in "abcdefgh"}, "required": list("abcdefgh")}
+    text = ends_when(needs, '{"a": ', 100, backend, b"1")
+    assert sorted(json.loads(text)) == list("abcdefgh"), "what is required still fits"
+
+
+def test_where_an_answer_cannot_end_in_time_it_goes_the_soonest_way(backend: LLGuidanceBackend) -> None:
+    assert ends_when(OPEN, '{"a": ', 4, backend, b"x") == "{}"
+    needs = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    assert ends_when(needs, "{     ", 8, backend, b"x") == '{"name":'
+
+
+def test_drafts_do_not_change_where_closing_begins(backend: LLGuidanceBackend) -> None:
+    grammar = backend.compile(StructuredOutputParams(json=OPEN))
+    assert grammar.accept(list(b'{"a": {"b": "'))
+    plain, drafting = ClosesInTime(), ClosesInTime()
+    begins = [plain.first_row(grammar, [], left) is not None for left in range(40, 0, -1)]
+    first = begins.index(True)
+    for left in (40, 38, 36):  # rejected: each row is looked at again
+        found = drafting.first_row(grammar, list(b"x" * 36), left)
+        assert found is not None and 40 - left + found == first
+    assert drafting.first_row(grammar, [], 40 - first) == 0
+    assert drafting.first_row(grammar, [], 40 - first - 1) == 0, "and once begun, it goes on"
+
+
+def test_what_a_request_says_decides_how_it_closes() -> None:
+    assert isinstance(closing_of(None, is_json=True), ClosesInTime)
+    assert isinstance(closing_of(None, is_json=False), NeverCloses)
+    assert isinstance(closing_of(0, is_json=True), NeverCloses)
+    assert isinstance(closing_of(5, is_json=True), LastTokensClose)

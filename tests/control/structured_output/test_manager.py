@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from octavo.control.request import Request
+from octavo.control.structured_output.backends.llguidance import LLGuidanceBackend
 from octavo.control.structured_output.grammar import MaskRows
 from octavo.control.structured_output.manager import (
     MAX_CACHED_GRAMMARS,
@@ -18,6 +19,7 @@ from octavo.words.errors import RequestError, UnsupportedError
 from octavo.words.messages import SchedulerOutput
 from octavo.words.sampling_params import SamplingParams
 from octavo.words.structured_outputs import StructuredOutputParams
+from tests.control.structured_output.bytes_vocabulary import EOS, Bytes
 from tests.fakes import make_message
 from tests.waiting import soon
 
@@ -176,6 +178,25 @@ def test_a_request_that_comes_back_goes_on_where_it_was(manager: StructuredOutpu
     request = begin(manager, make_request("a", "345", outputs=[3, 4]))
     assert request.constraint is not None
     assert request.constraint.take(5), "the text is complete"
+
+
+def test_json_closes_at_the_same_token_in_a_request_that_comes_back() -> None:
+    manager = StructuredOutputManager(lambda: LLGuidanceBackend(Bytes(), [EOS]))
+    schema = StructuredOutputParams(json={"type": "array", "items": {"type": "string"}})
+    text = list(b'["this is too long for it')
+
+    def closes(outputs: Sequence[int]) -> bool:
+        """Whether a request that said this may not go on as it likes."""
+        message = make_message("a", [1, 2], output_token_ids=list(outputs), max_tokens=30)
+        message.sampling.params.structured_outputs = schema
+        request = begin(manager, Request(message))
+        request.num_computed_tokens = request.num_tokens
+        coming = manager.begin_masks(SchedulerOutput(step_id=1, num_scheduled_tokens={"a": 1}), {"a": request})
+        assert coming is not None
+        return not np.frombuffer(coming.result(10).bitmask, dtype=np.int32)[ord("x") // 32] >> ord("x") % 32 & 1
+
+    assert [closes(text[:number]) for number in (2, 12, 18, 23, 24)] == [False, False, False, True, True]
+    manager.shutdown()
 
 
 def test_a_grammar_can_begin_after_reasoning(manager: StructuredOutputManager) -> None:

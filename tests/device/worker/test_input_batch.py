@@ -6,7 +6,6 @@ from octavo.device.worker.input_batch import GroupInputs, InputBatch, StepInputs
 from octavo.device.worker.kv_cache import layer_groups
 from octavo.device.worker.request_table import RequestTable
 from octavo.words.messages import CachedRequestData, NewRequestData, ResolvedSampling, SchedulerOutput
-from octavo.words.pooling_params import PoolingParams
 from octavo.words.sampling_params import SamplingParams
 from tests.device.worker.tiny_model import TinyModel, kv_config
 
@@ -22,7 +21,8 @@ def new_request(request_id: str, prompt: list[int], blocks: tuple[list[int], ...
     )
 
 
-def empty_inputs() -> tuple[StepInputs, RequestTable]:
+def prepared() -> InputBatch:
+    """Three requests: a decode, a prompt that begins after a prefix hit, and a chunk of a longer prompt."""
     config = kv_config(block_size=4)
     groups = layer_groups(config, attention_layers(TinyModel()))
     tables = [BlockTable(4, 4, 4) for _ in groups]
@@ -31,12 +31,6 @@ def empty_inputs() -> tuple[StepInputs, RequestTable]:
     inputs = StepInputs(
         [GroupInputs(group, one, max_model_len=16, **sizes) for group, one in zip(groups, tables, strict=True)], **sizes
     )
-    return inputs, table
-
-
-def prepared() -> InputBatch:
-    """Three requests: a decode, a prompt that begins after a prefix hit, and a chunk of a longer prompt."""
-    inputs, table = empty_inputs()
     old = new_request("old", [10, 11, 12, 13], ([3], [4]))
     table.update(SchedulerOutput(step_id=0, new_requests=[old], num_scheduled_tokens={"old": 4}))
     table.append(table.slots(["old"]), [[14]])
@@ -60,30 +54,6 @@ def test_rows_are_in_the_schedulers_order_with_their_positions() -> None:
     assert batch.positions.tolist() == [0, 1, 2, 4, 4, 5]
     assert batch.query_start_loc.tolist() == [0, 3, 4, 6]
     assert batch.seq_lens.tolist() == [3, 5, 6]
-
-
-def test_a_pair_marks_its_second_text_and_leaves_no_marks_for_the_steps_after_it() -> None:
-    inputs, table = empty_inputs()
-    pair = new_request("pair", [1, 2, 3, 4, 5, 6], ([3, 4], [5, 6]))
-    pair.sampling = ResolvedSampling(
-        params=SamplingParams(), seed=0, max_tokens=1, num_text_tokens=40, pooling=PoolingParams(second_text_at=2)
-    )
-    step = SchedulerOutput(step_id=1, new_requests=[pair], num_scheduled_tokens={"pair": 6})
-    table.update(step)
-    inputs.prepare(step, table)
-    assert inputs.token_types[:6].tolist() == [0, 0, 1, 1, 1, 1]
-    text = new_request("text", [7, 8, 9, 10, 11], ([7, 8], [9, 10]))
-    for step_id, num_tokens in ((2, 1), (3, 4)):
-        text.num_computed_tokens = step_id - 2
-        step = SchedulerOutput(
-            step_id=step_id,
-            new_requests=[text],
-            finished_request_ids=["pair" if step_id == 2 else "text"],
-            num_scheduled_tokens={"text": num_tokens},
-        )
-        table.update(step)
-        inputs.prepare(step, table)
-        assert not inputs.token_types[:num_tokens].any()
 
 
 def test_only_requests_whose_known_tokens_are_all_computed_are_sampled() -> None:

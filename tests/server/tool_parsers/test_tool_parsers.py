@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -270,34 +271,152 @@ def test_a_format_writes_rules_that_compile(name: str) -> None:
         check_grammar(StructuredOutputParams(grammar=tool_format(name).grammar(TOOLS, several=several)))
 
 
-def held_to(grammar: str, text: str) -> str:
-    """As much of a text as the rules let a model with one token per byte write."""
-    from octavo.control.structured_output.backends.llguidance import LLGuidanceBackend
-    from octavo.words.structured_outputs import StructuredOutputParams
-
-    matcher = LLGuidanceBackend(Bytes(), [256]).compile(StructuredOutputParams(grammar=grammar))
-    written = bytes(itertools.takewhile(lambda byte: matcher.accept([byte]), text.encode()))
-    return written.decode()
+EOS = "<eos>"
+MARKUP = (
+    "<|python_tag|>",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+    "<｜tool▁sep｜>",
+)
+CHANNELS = ("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>")
+SPECIAL = (EOS, *MARKUP, "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", *CHANNELS)
+IDS = {text: 256 + index for index, text in enumerate(SPECIAL)}
 
 
 class Bytes:
-    """A vocabulary of bytes, and an end."""
+    """A vocabulary of bytes, and special tokens."""
 
-    num_text_tokens = 257
-    special_ids = frozenset({256})
+    num_text_tokens = 256 + len(SPECIAL)
+    special_ids = frozenset(IDS.values())
 
     def token_bytes(self, token_id: int) -> bytes:
-        return bytes([token_id]) if token_id < 256 else b""
+        return bytes([token_id]) if token_id < 256 else SPECIAL[token_id - 256].encode()
 
 
-def test_a_call_holds_to_its_schema_once_it_begins_in_any_text() -> None:
-    grammar = tool_format("hermes").open_grammar(TOOLS)
+def held_to(grammar: str, text: str, special: Mapping[str, int] = IDS) -> str:
+    """As much of a text as the rules let a model with one token per byte write, and the end if it may follow."""
+    from octavo.control.structured_output.backends.llguidance import LLGuidanceBackend
+    from octavo.words.structured_outputs import StructuredOutputParams
+
+    vocabulary = Bytes()
+    matcher = LLGuidanceBackend(vocabulary, [IDS[EOS]]).compile(StructuredOutputParams(grammar=grammar))
+    pieces = re.split(f"({'|'.join(map(re.escape, special))})", text) if special else [text]
+    wanted = [token for piece in pieces for token in ([special[piece]] if piece in special else piece.encode())]
+    taken = list(itertools.takewhile(lambda token: matcher.accept([token]), wanted))
+    may_end = taken == wanted and (matcher.is_complete or matcher.accept([IDS[EOS]]))
+    return b"".join(map(vocabulary.token_bytes, taken)).decode(errors="replace") + (EOS if may_end else "")
+
+
+vocabularies = pytest.mark.parametrize("special", [IDS, {}], ids=["special tokens", "markup is text"])
+
+
+def open_grammar(name: str, special: Mapping[str, int]) -> str:
+    grammar = tool_format(_format_name(name)).open_grammar(TOOLS, special)
+    if grammar is None or (name == "mistral by name" and not special):
+        pytest.skip("this markup is always special tokens")
+    return grammar
+
+
+@vocabularies
+@formats
+def test_a_call_holds_to_its_schema_once_it_begins_in_any_text(name: str, special: Mapping[str, int]) -> None:
+    grammar, written = open_grammar(name, special), WRITTEN[name]
+    text = ("a <b> [1] {x} " if written.around and name != "harmony" else "") + written.write(EXAMPLES["two"])
+    ending = "<|call|>" if name == "harmony" else ""  # which is one of the model's ends
+    assert held_to(grammar, text.removesuffix(ending), special) == text.removesuffix(ending) + EOS
+    assert calls_of(read(name, text)) == EXAMPLES["two"]
+    for wrong, at in (
+        ([("wind", {})], "(" if name == "pythonic" else "ind"),
+        ([("weather", {"city": 7})], "7"),
+        ([("now", {"x": 1})], "x"),
+    ):
+        spoilt = written.write(wrong)
+        assert held_to(grammar, spoilt, special) == spoilt[: spoilt.index(at)].rstrip('"'), "as far as it is a call"
+
+
+@vocabularies
+@formats
+def test_text_without_a_call_is_free(name: str, special: Mapping[str, int]) -> None:
+    grammar = open_grammar(name, special)
+    for text in ("", "a < b, [1] and {not} a call\n", '{"city": "Rome"}', '{"type": 3, "id": "x"} then', "[TOOL"):
+        assert held_to(grammar, text, special) == text + EOS
+
+
+@pytest.mark.parametrize(
+    ("name", "markup"),
+    [
+        ("llama3_json", "<|python_tag|>"),
+        ("mistral", "[TOOL_CALLS]"),
+        ("deepseek", "<｜tool▁calls▁begin｜>"),
+        ("deepseek", "<｜tool▁call▁begin｜>"),
+        ("harmony", "<|channel|>"),
+    ],
+)
+def test_markup_that_is_special_tokens_is_not_spelt_by_others(name: str, markup: str) -> None:
+    assert held_to(open_grammar(name, IDS), markup, {}).rstrip("\ufffd") == markup[:-1]
+
+
+def test_llama_may_begin_a_call_with_its_type_or_a_tag() -> None:
+    for text in (
+        '<|python_tag|>{"name": "now", "parameters": {}}',
+        ' {"type": "function", "name":"now" , "parameters":{ } }',
+    ):
+        assert held_to(open_grammar("llama3_json", IDS), text) == text + EOS
+        assert [call.name for call in read("llama3_json", text).calls] == ["now"]
+
+
+def test_harmony_may_think_and_comment_before_a_call_and_name_its_tool_first() -> None:
+    grammar = open_grammar("harmony", IDS)
+    thoughts = "<|channel|>analysis<|message|>hm <b><|end|><|start|>assistant"
+    for text in (
+        f"{thoughts}<|channel|>commentary to=functions.now <|constrain|>json<|message|>{{}}",
+        f"{thoughts} to=functions.now<|channel|>commentary json<|message|>{{}}",
+        f"{thoughts}<|channel|>final<|message|>It is [1].",
+        "<|message|>",
+    ):
+        assert held_to(grammar, text) == (text + EOS if text != "<|message|>" else "")
+
+
+def test_pythonic_arguments_are_pythons_literals() -> None:
+    kinds = {"type": "object", "properties": {"a": {"enum": ["x", 1, None]}, "b": {"type": ["boolean", "null"]}}}
+    properties = {
+        "first": {"type": "string"},
+        "count": {"type": "integer", "minimum": 1},
+        "kinds": {**kinds, "required": ["b"]},
+        "many": {"type": "array", "items": {"anyOf": [{"type": "number"}, {"const": True}]}},
+        "other": {"description": "anything"},
+    }
+    tool = {"name": "f.g", "parameters": {"type": "object", "properties": properties, "required": ["count"]}}
+    grammar = tool_format("pythonic").open_grammar([tool, {"name": "h", "parameters": {"type": "object"}}], {})
     assert grammar is not None
-    fine = 'a <b> <tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call> c\n'
-    assert held_to(grammar, fine + fine) == fine + fine
-    assert held_to(grammar, fine + '<tool_call>\n{"name": "wind') == fine + '<tool_call>\n{"name": "w'
-    assert held_to(grammar, '<tool_call>\n{"name": "weather", "arguments": {"city": 7').endswith('{"city": ')
-    assert [name for name in TOOL_FORMATS if tool_format(name).open_grammar(TOOLS)] == ["hermes"]
+    given: dict[str, list[Call]] = {
+        "[f.g(count=3)]": [("f.g", {"count": 3})],
+        r"""[f.g(first='a"\\\n', count=3, many=[1.5, True], other={"x": [None]})]""": [
+            ("f.g", {"first": 'a"\\\n', "count": 3, "many": [1.5, True], "other": {"x": [None]}})
+        ],
+        """[f.g(count=3, kinds={"a": None, "b": False}), h(any='x', more=[1]), h()]""": [
+            ("f.g", {"count": 3, "kinds": {"a": None, "b": False}}),
+            ("h", {"any": "x", "more": [1]}),
+            ("h", {}),
+        ],
+    }
+    for text, calls in given.items():
+        assert held_to(grammar, text, {}) == text + EOS
+        assert calls_of(read("pythonic", text)) == calls
+    wrong = ["[f.g(|)", "[f.g(first='x'|)", "[f.g(count=|0", "[f.g(count=1, |first", "[f.g(count=1, many=[|False"]
+    for right, rest in (text.split("|") for text in wrong):
+        assert held_to(grammar, right + rest, {}) == right
+
+
+@pytest.mark.parametrize(
+    "schema", [{"type": "string", "maxLength": 3}, {"$ref": "#"}, {"type": "array", "minItems": 1}, False]
+)
+def test_pythonic_has_no_rules_for_what_pythons_words_do_not_say(schema: Any) -> None:
+    tool = {"name": "f", "parameters": {"type": "object", "properties": {"a": schema}}}
+    assert tool_format("pythonic").open_grammar([tool], {}) is None
+    assert tool_format("pythonic").open_grammar([{"name": "not-a-name"}], {}) is None
 
 
 def test_an_unknown_format_is_refused_with_the_list() -> None:

@@ -12,6 +12,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import llguidance
+import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
@@ -50,15 +51,18 @@ class LLGuidanceBackend:
         matcher = LLMatcher(self._tokenizer, grammar_text(params), log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise _refusal(params, matcher.get_error())
-        return LLGuidanceGrammar(matcher, self._closer)
+        if params.closes:
+            self._closer()  # on the thread that compiles, not in a step
+        return LLGuidanceGrammar(matcher, self._closer, self.num_mask_words)
 
 
 class LLGuidanceGrammar:
     """One matcher; ``closer`` is asked for what knows the vocabulary's JSON, where somebody needs it."""
 
-    def __init__(self, matcher: LLMatcher, closer: Callable[[], JsonCloser]) -> None:
+    def __init__(self, matcher: LLMatcher, closer: Callable[[], JsonCloser], num_mask_words: int) -> None:
         self._matcher = matcher
         self._closer = closer
+        self._num_mask_words = num_mask_words
 
     @property
     def error(self) -> str | None:
@@ -84,8 +88,21 @@ class LLGuidanceGrammar:
     def narrow(self, row: Row) -> None:
         self._closer().narrow(row)
 
+    def num_to_end(self, draft_token_ids: Sequence[int], most: int) -> int:
+        matcher, closer = self._matcher.deep_copy(), self._closer()
+        if matcher.try_consume_tokens(list(draft_token_ids)) < len(draft_token_ids):
+            return 0  # drafts that are not allowed: nothing follows them
+        row = np.zeros(self._num_mask_words, dtype=np.int32)
+        for number in range(most):
+            if matcher.is_stopped():
+                return number
+            matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+            closer.narrow(row)
+            matcher.consume_token(closer.usual(row))
+        return most
+
     def copy(self) -> LLGuidanceGrammar:
-        return LLGuidanceGrammar(self._matcher.deep_copy(), self._closer)
+        return LLGuidanceGrammar(self._matcher.deep_copy(), self._closer, self._num_mask_words)
 
 
 def check_grammar(params: StructuredOutputParams) -> None:
