@@ -14,7 +14,7 @@ import pytest
 from octavo import AsyncLLM, EngineArgs
 from octavo.config.server import ServerConfig
 from octavo.server.adapters import AdapterNames
-from octavo.server.app import build_app
+from octavo.server.app import build_app, build_gate
 from octavo.server.body import BodyReader
 from octavo.server.context import ServerContext
 from octavo.server.engine_state import EngineState
@@ -60,7 +60,7 @@ class Served:
             adapters=AdapterNames(taken=(MODEL,)),
         )
         self.context.state.set_ready(self.llm)  # type: ignore[arg-type]
-        self.app = build_app(self.context)
+        self.app = build_gate(build_app(self.context), self.context, [])
 
     def run(self, work: Callable[[httpx.AsyncClient], Awaitable[Any]]) -> Any:
         async def on_client() -> Any:
