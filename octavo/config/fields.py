@@ -15,8 +15,7 @@ class Option:
     """Help text, bounds and spelling of one option.
 
     ``choices`` lists the allowed values; ``words`` are allowed beside the type (such as "auto" for an int);
-    ``short`` is an extra CLI spelling; ``metavar`` names the value in help. ``listed``: a text with commas in it, for
-    which a command line may have several words.
+    ``short`` is an extra CLI spelling; ``metavar`` names the value in help.
     """
 
     help: str
@@ -26,4 +25,3 @@ class Option:
     words: tuple[str, ...] = ()
     short: str | None = None
     metavar: str | None = None
-    listed: bool = False
