@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from octavo.checkpoint.drafter import DrafterFiles, check_vocabularies, read_drafter
 from octavo.checkpoint.facts import read_model_facts
@@ -37,11 +38,13 @@ from octavo.executor.protocol import Executor
 from octavo.plan.kv_specs import kv_cache_specs
 from octavo.plan.plan import Plan
 from octavo.plan.planner import check_speculative_model, make_plan
-from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.util.lazy import resolve
 from octavo.words.errors import ConfigError
 from octavo.words.kv_cache_spec import KVCacheConfig
 from octavo.words.model_facts import ModelFacts
+
+if TYPE_CHECKING:
+    from octavo.tokenizer.tokenizer import Tokenizer
 
 EXECUTORS = {
     "uni": "octavo.executor.uniproc:UniProcExecutor",
