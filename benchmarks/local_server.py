@@ -45,8 +45,12 @@ class LocalServer:
 
     def wait_until_ready(self) -> int:
         """The port, once the engine is ready."""
-        self.until(lambda: "startup complete" in self._log.read_text())
+        self.wait_for_line("startup complete")
         return self.wait_for_port()
+
+    def wait_for_line(self, part: str) -> None:
+        """Return once the log has a line with ``part`` in it."""
+        self.until(lambda: part in self._log.read_text())
 
     def until(self, found: Callable[[], T | None]) -> T:
         """The first true value that ``found`` gives; SystemExit with the log where the server ends or is too slow."""

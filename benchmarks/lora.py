@@ -4,8 +4,9 @@
 
 Adapters are random, of every linear layer. Rounds alternate (plain engine, adapted engine); both decode the same number
 of tokens from the same prompts. Prints a JSON object: for each number of requests the seconds of a decoding step's
-forward pass without and with adapters and the median of their ratio, and beside it the ratio of bytes that a step
-reads (weights, and those of every adapter in the batch).
+forward pass without and with adapters and the median of their ratio; what the adapters' ops take of a step beside its
+other ops, measured in the same steps, so that it holds on a busy machine too; and the ratio of bytes that a step reads
+(weights, and those of every adapter in the batch).
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ import argparse
 import json
 import statistics
 import tempfile
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
 
 from octavo import LLM, LoRARequest, SamplingParams
 from octavo.checkpoint.adapter import projection_shapes
+from octavo.util.spans import Span
 
 NUM_ADAPTERS = 8
 SIZES = (64, 8)
@@ -49,17 +53,36 @@ def adapter_bytes(shapes: Shapes, rank: int, item_bytes: int) -> int:
     return sum((out + into) * rank * item_bytes for out, into in shapes.values())
 
 
-def decode_seconds(llm: LLM, num_requests: int, num_tokens: int, adapters: list[LoRARequest] | None) -> float:
-    """Median seconds of the forward pass of a step in which every request decodes."""
-    prompts = [
+def decode_spans(
+    llm: LLM, num_requests: int, num_tokens: int, adapters: list[LoRARequest] | None, *, with_ops: bool = False
+) -> list[Span]:
+    """What was timed while every request decoded so many tokens."""
+    prompts: list[Any] = [
         {"prompt_token_ids": [1 + (i * 31 + j) % 1000 for j in range(PROMPT_TOKENS)]} for i in range(num_requests)
     ]
     asked = None if adapters is None else [adapters[i % NUM_ADAPTERS] for i in range(num_requests)]
     params = SamplingParams(temperature=0.0, max_tokens=num_tokens + 1, ignore_eos=True, detokenize=False)
-    llm.start_profile()
+    llm.start_profile(with_ops=with_ops)
     llm.generate(prompts, params, use_tqdm=False, lora_request=asked)
-    steps = [span.duration_ns / 1e9 for span in llm.stop_profile() if span.name == "forward"]
-    return statistics.median(steps[-num_tokens:])
+    spans = llm.stop_profile()
+    began = [span.start_ns for span in spans if span.name == "forward"][-num_tokens]
+    return [span for span in spans if span.start_ns >= began]
+
+
+def decode_seconds(llm: LLM, num_requests: int, num_tokens: int, adapters: list[LoRARequest] | None) -> float:
+    """Median seconds of the forward pass of a step in which every request decodes."""
+    spans = decode_spans(llm, num_requests, num_tokens, adapters)
+    return statistics.median(span.duration_ns / 1e9 for span in spans if span.name == "forward")
+
+
+def lora_share(llm: LLM, num_requests: int, num_tokens: int, adapters: list[LoRARequest]) -> float:
+    """Time in the ops of adapters / time in all other ops of the forward pass, in the same steps."""
+    spans = decode_spans(llm, num_requests, num_tokens, adapters, with_ops=True)
+    seconds: Counter[bool] = Counter()
+    for span in spans:
+        if span.track == "ops" and "lm_head" not in span.facts["where"]:
+            seconds[span.name == "lora"] += span.duration_ns
+    return seconds[True] / seconds[False]
 
 
 def main() -> None:
@@ -69,9 +92,12 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--num-tokens", type=int, default=8)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--quantization", help="none: a GGUF file is dequantised")
     args = parser.parse_args()
-    common = {"max_model_len": 256, "max_num_seqs": max(SIZES), "enable_prefix_caching": False}
-    lora = {"enable_lora": True, "max_loras": NUM_ADAPTERS, "max_lora_rank": args.rank}
+    common: dict[str, Any] = {"dtype": args.dtype, "quantization": args.quantization}
+    common |= {"max_model_len": 256, "max_num_seqs": max(SIZES), "enable_prefix_caching": False}
+    lora: dict[str, Any] = {"enable_lora": True, "max_loras": NUM_ADAPTERS, "max_lora_rank": args.rank}
     pairs: dict[int, list[tuple[float, float]]] = {size: [] for size in SIZES}
     with LLM(args.model, **common) as plain, LLM(args.model, **common, **lora) as adapted:
         shapes = projection_shapes(plain.info.facts)
@@ -81,6 +107,7 @@ def main() -> None:
             for size in SIZES:
                 without = decode_seconds(plain, size, args.num_tokens, None)
                 pairs[size].append((without, decode_seconds(adapted, size, args.num_tokens, adapters)))
+        shares = {size: lora_share(adapted, size, args.num_tokens, adapters) for size in SIZES}
         (weights,) = plain.collective_rpc("weight_bytes")
         (counters,) = adapted.collective_rpc("adapter_counters")
         item_bytes = 2 if plain.info.plan.dtype == "bfloat16" else 4
@@ -88,6 +115,7 @@ def main() -> None:
     report = {
         "model": args.model,
         "dtype": plain.info.plan.dtype,
+        "quantization": plain.info.plan.quantization,
         "rank": args.rank,
         "adapters": NUM_ADAPTERS,
         "seconds": {size: [[round(each, 4) for each in pair] for pair in found] for size, found in pairs.items()},
@@ -95,6 +123,7 @@ def main() -> None:
             size: round(statistics.median(adapted_s / plain_s for plain_s, adapted_s in found), 3)
             for size, found in pairs.items()
         },
+        "lora_share": {size: round(share, 3) for size, share in shares.items()},
         "bytes_ratio": round((sum(weights.values()) + added) / sum(weights.values()), 3),
         "rows_with_adapters": counters["rows"],
     }

@@ -1,16 +1,18 @@
 #include "lora.h"
 
 #include <algorithm>
-#include <cstring>
+#include <atomic>
+#include <span>
 #include <stdexcept>
-#include <string>
 
 #include "isa.h"
+#include "simd/linear.h"
 
 namespace octavo {
 namespace {
 
 constexpr IsaTable<LoraKernels> kKernels OCTAVO_ISA_TABLE(lora_kernels);
+constexpr IsaTable<LinearKernels> kLinear OCTAVO_ISA_TABLE(linear_kernels);
 KernelCounter lora_counter("lora");
 
 constexpr std::size_t kPanelsPerTask = 64;  // at usual ranks they stay in the first-level cache for a task's rows
@@ -30,11 +32,22 @@ void pack(const T* a, const T* b, const LowRankUpdate& update, T* packed_a, T* p
     }
 }
 
-// Results of the first product; kept, for a step calls a hundred times.
-float* scratch(std::size_t count) {
-    thread_local std::vector<float> memory;
-    if (memory.size() < count) memory.resize(count);
+// Kept, for a step calls a hundred times: one of each per thread and use.
+template <class T, class Use>
+T* scratch(std::size_t count) {
+    thread_local std::vector<T> memory;
+    if (memory.size() < count) memory = std::vector<T>(count);
     return memory.data();
+}
+
+using Counter = std::atomic<std::uint32_t>;
+
+void count_down(Counter& left) {
+    if (left.fetch_sub(1, std::memory_order_acq_rel) == 1) left.notify_all();
+}
+
+void wait_for(const Counter& left) {
+    for (std::uint32_t number; (number = left.load(std::memory_order_acquire)) != 0;) left.wait(number);
 }
 
 }  // namespace
@@ -55,14 +68,22 @@ LowRankUpdate::LowRankUpdate(NumberType type, const void* a, const void* b, std:
 std::size_t LowRankUpdate::padded_rank() const { return padded(rank_); }
 std::size_t LowRankUpdate::num_panels() const { return divide_up(num_columns_, kLoraLanes); }
 
-// The rows of a step that have an adapter, by slot, and runs of up to kRowsPerTask of one slot.
-struct LoraSlots::Rows {
-    struct Run {
-        std::size_t slot, first, last;
-    };
-    std::vector<std::size_t> order;
-    std::vector<Run> runs;
-};
+RowsBySlot::RowsBySlot(const std::int32_t* row_slots, std::size_t num_rows) : row_slots_(row_slots, row_slots + num_rows) {
+    for (std::size_t row = 0; row < num_rows; ++row) {
+        if (row_slots[row] >= 0) order_.push_back(row);
+    }
+    std::ranges::stable_sort(order_, {}, [&](std::size_t row) { return row_slots[row]; });
+    for (std::size_t place = 0; place < order_.size(); ++place) {
+        const auto slot = static_cast<std::size_t>(row_slots[order_[place]]);
+        const bool goes_on = !runs_.empty() && runs_.back().slot == slot && place - runs_.back().first < kRowsPerTask;
+        if (!goes_on) runs_.push_back({slot, place, place});
+        runs_.back().last = place + 1;
+    }
+}
+
+bool RowsBySlot::is_of(const std::int32_t* row_slots, std::size_t num_rows) const {
+    return std::ranges::equal(row_slots_, std::span(row_slots, num_rows));
+}
 
 // Results of the first product: for each row, by its place in the order, and each projection `lanes` numbers.
 struct LoraSlots::LowNumbers {
@@ -86,28 +107,10 @@ LoraSlots::LoraSlots(NumberType type, std::size_t num_slots, std::size_t k, std:
 
 void LoraSlots::put(std::size_t slot, std::size_t part, std::shared_ptr<const LowRankUpdate> update) {
     if (slot >= num_slots_ || part >= columns_.size()) throw std::out_of_range("there is no such slot or projection");
-    if (update && (update->type() != type_ || update->k() != k_ || update->num_columns() != columns_[part])) {
-        throw std::invalid_argument("the update is not of this projection's type and shape");
+    if (update && (update->k() != k_ || update->num_columns() != columns_[part])) {
+        throw std::invalid_argument("the update is not of this projection's shape");
     }
     updates_[slot * columns_.size() + part] = std::move(update);
-}
-
-LoraSlots::Rows LoraSlots::rows_by_slot(const std::int32_t* row_slots, std::size_t num_rows) const {
-    Rows rows;
-    for (std::size_t row = 0; row < num_rows; ++row) {
-        if (row_slots[row] < 0) continue;
-        if (static_cast<std::size_t>(row_slots[row]) >= num_slots_) throw std::out_of_range("no such LoRA slot");
-        rows.order.push_back(row);
-    }
-    std::ranges::stable_sort(rows.order, {}, [&](std::size_t row) { return row_slots[row]; });
-    for (std::size_t place = 0; place < rows.order.size(); ++place) {
-        const auto slot = static_cast<std::size_t>(row_slots[rows.order[place]]);
-        const bool goes_on = !rows.runs.empty() && rows.runs.back().slot == slot &&
-                             place - rows.runs.back().first < kRowsPerTask;
-        if (!goes_on) rows.runs.push_back({slot, place, place});
-        rows.runs.back().last = place + 1;
-    }
-    return rows;
 }
 
 std::size_t LoraSlots::most_padded_rank() const {
@@ -117,58 +120,69 @@ std::size_t LoraSlots::most_padded_rank() const {
 }
 
 void LoraSlots::run(ThreadPool& pool, const void* x, const std::int32_t* row_slots, std::size_t num_rows,
-                    Results y) const {
-    const Rows rows = rows_by_slot(row_slots, num_rows);
-    if (rows.runs.empty()) return;
+                    void* y) const {
+    thread_local RowsBySlot rows;  // all layers of a step have the same
+    if (!rows.is_of(row_slots, num_rows)) rows = RowsBySlot(row_slots, num_rows);
+    if (rows.runs().empty()) return;
+    if (rows.runs().back().slot >= num_slots_) throw std::out_of_range("there is no such LoRA slot");
     lora_counter.add();
-    const std::size_t num_parts = columns_.size(), lanes = most_padded_rank();
-    const LowNumbers low{scratch(rows.order.size() * num_parts * lanes), num_parts, lanes};
-    shrink(pool, rows, x, low);
-    expand(pool, rows, low, y);
-}
-
-void LoraSlots::shrink(ThreadPool& pool, const Rows& rows, const void* x, const LowNumbers& low) const {
-    const auto kernel = kKernels.active().shrink[type_ == NumberType::bfloat16];
-    const std::size_t row_bytes = k_ * item_bytes(type_);
-    pool.run(rows.runs.size() * columns_.size(), [&](std::size_t task, int) {
-        const Rows::Run& run = rows.runs[task / columns_.size()];
-        const std::size_t part = task % columns_.size();
-        const LowRankUpdate* found = update(run.slot, part);
-        if (!found) return;
-        for (std::size_t first = run.first; first < run.last; first += kMostLoraRows) {
-            const std::size_t count = std::min(run.last - first, kMostLoraRows);
-            const void* inputs[kMostLoraRows];
-            float* outputs[kMostLoraRows];
-            for (std::size_t i = 0; i < count; ++i) {
-                inputs[i] = static_cast<const char*>(x) + rows.order[first + i] * row_bytes;
-                outputs[i] = low.of(first + i, part);
-            }
-            kernel({inputs, outputs, found->a(), count, k_, found->padded_rank(), found->scale()});
+    const std::size_t num_parts = columns_.size(), lanes = most_padded_rank(), num_runs = rows.runs().size();
+    const LowNumbers low{scratch<float, LowNumbers>(rows.size() * num_parts * lanes), num_parts, lanes};
+    Counter* const shrinks_left = scratch<Counter, Counter>(num_runs);
+    for (std::size_t run = 0; run < num_runs; ++run) shrinks_left[run] = static_cast<std::uint32_t>(num_parts);
+    // All first products, then all second ones, which wait for those of their rows: these were taken before.
+    const std::size_t num_shrinks = num_runs * num_parts;
+    pool.run(num_shrinks + num_runs * chunks_.size(), [&, &rows = rows](std::size_t task, int) {
+        if (task < num_shrinks) {
+            const std::size_t run = task / num_parts;
+            shrink(rows, rows.runs()[run], task % num_parts, x, low);
+            count_down(shrinks_left[run]);
+        } else {
+            const std::size_t run = (task - num_shrinks) / chunks_.size();
+            wait_for(shrinks_left[run]);
+            expand(rows, rows.runs()[run], chunks_[(task - num_shrinks) % chunks_.size()], low, y);
         }
     });
 }
 
-void LoraSlots::expand(ThreadPool& pool, const Rows& rows, const LowNumbers& low, Results y) const {
+void LoraSlots::shrink(const RowsBySlot& rows, const RowsBySlot::Run& run, std::size_t part, const void* x,
+                       const LowNumbers& low) const {
+    const LowRankUpdate* found = update(run.slot, part);
+    if (!found) return;
+    const auto kernel = kKernels.active().shrink[found->type() == NumberType::bfloat16];
+    float* wide = type_ == NumberType::bfloat16 ? scratch<float, LoraSlots>(kMostLoraRows * k_) : nullptr;
+    for (std::size_t first = run.first; first < run.last; first += kMostLoraRows) {
+        const std::size_t count = std::min(run.last - first, kMostLoraRows);
+        const float* inputs[kMostLoraRows];
+        float* outputs[kMostLoraRows];
+        for (std::size_t i = 0; i < count; ++i) {
+            const std::size_t number = rows.row(first + i) * k_;
+            inputs[i] = wide ? wide + i * k_ : static_cast<const float*>(x) + number;
+            if (wide) kLinear.active().widen(static_cast<const std::uint16_t*>(x) + number, wide + i * k_, k_);
+            outputs[i] = low.of(first + i, part);
+        }
+        kernel({inputs, outputs, found->a(), count, k_, found->padded_rank(), found->scale()});
+    }
+}
+
+void LoraSlots::expand(const RowsBySlot& rows, const RowsBySlot::Run& run, Chunk chunk, const LowNumbers& low,
+                       void* y) const {
+    const LowRankUpdate* found = update(run.slot, chunk.part);
+    if (!found) return;
     const auto kernel =
-        kKernels.active().expand[type_ == NumberType::bfloat16][y.type == NumberType::bfloat16];
-    pool.run(rows.runs.size() * chunks_.size(), [&](std::size_t task, int) {
-        const Rows::Run& run = rows.runs[task / chunks_.size()];
-        const auto [part, first_panel] = chunks_[task % chunks_.size()];
-        const LowRankUpdate* found = update(run.slot, part);
-        if (!found) return;
-        const std::size_t last_panel = std::min(first_panel + kPanelsPerTask, found->num_panels());
-        for (std::size_t first = run.first; first < run.last; first += kMostLoraRows) {
-            const std::size_t count = std::min(run.last - first, kMostLoraRows);
-            const float* inputs[kMostLoraRows];
-            void* outputs[kMostLoraRows];
-            for (std::size_t i = 0; i < count; ++i) {
-                const std::size_t number = rows.order[first + i] * width_ + first_column_[part];
-                inputs[i] = low.of(first + i, part);
-                outputs[i] = static_cast<char*>(y.numbers) + number * item_bytes(y.type);
-            }
-            kernel({outputs, inputs, found->b(), count, found->rank(), found->num_columns(), first_panel, last_panel});
+        kKernels.active().expand[found->type() == NumberType::bfloat16][type_ == NumberType::bfloat16];
+    const std::size_t last_panel = std::min(chunk.first_panel + kPanelsPerTask, found->num_panels());
+    for (std::size_t first = run.first; first < run.last; first += kMostLoraRows) {
+        const std::size_t count = std::min(run.last - first, kMostLoraRows);
+        const float* inputs[kMostLoraRows];
+        void* outputs[kMostLoraRows];
+        for (std::size_t i = 0; i < count; ++i) {
+            const std::size_t number = rows.row(first + i) * width_ + first_column_[chunk.part];
+            inputs[i] = low.of(first + i, chunk.part);
+            outputs[i] = static_cast<char*>(y) + number * item_bytes(type_);
         }
-    });
+        kernel({outputs, inputs, found->b(), count, found->rank(), found->num_columns(), chunk.first_panel, last_panel});
+    }
 }
 
 }  // namespace octavo

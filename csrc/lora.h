@@ -15,7 +15,8 @@ namespace octavo {
 // One adapter's update of one projection, copied into the layout of simd/lora.h. Immutable.
 class LowRankUpdate {
 public:
-    // a: [rank, k], b: [num_columns, rank], of `type`.
+    // a: [rank, k], b: [num_columns, rank], of `type`: that of the numbers as they are trained, which may be narrower than
+    // those of the layer.
     LowRankUpdate(NumberType type, const void* a, const void* b, std::size_t rank, std::size_t k,
                   std::size_t num_columns, float scale);
 
@@ -28,6 +29,7 @@ public:
     float scale() const { return scale_; }
     const void* a() const { return a_.data(); }
     const void* b() const { return b_.data(); }
+    std::size_t bytes() const { return a_.size() + b_.size(); }
 
 private:
     const NumberType type_;
@@ -36,16 +38,37 @@ private:
     std::vector<char> a_, b_;
 };
 
+// The rows of a step that have an adapter, in the order of their slots, and runs of some of one slot.
+class RowsBySlot {
+public:
+    struct Run {
+        std::size_t slot, first, last;  // places in the order
+    };
+
+    RowsBySlot() = default;
+    RowsBySlot(const std::int32_t* row_slots, std::size_t num_rows);
+
+    bool is_of(const std::int32_t* row_slots, std::size_t num_rows) const;
+    std::size_t row(std::size_t place) const { return order_[place]; }
+    std::size_t size() const { return order_.size(); }
+    const std::vector<Run>& runs() const { return runs_; }
+
+private:
+    std::vector<std::int32_t> row_slots_;
+    std::vector<std::size_t> order_;
+    std::vector<Run> runs_;
+};
+
 // The adapters that one layer has at hand, by slot. A layer may be several projections of one input, stacked: each has
 // an update of its own, or none.
 class LoraSlots {
 public:
     LoraSlots(NumberType type, std::size_t num_slots, std::size_t k, std::vector<std::size_t> columns_of_parts);
 
-    // Throws std::invalid_argument for an update of another shape or type, std::out_of_range for a place there is not.
+    // Throws std::invalid_argument for an update of another shape, std::out_of_range for a place there is not.
     void put(std::size_t slot, std::size_t part, std::shared_ptr<const LowRankUpdate> update);
 
-    // What a layer computed, [num_rows, columns of all parts], of the adapters' type or float32.
+    // What a layer computed, [num_rows, columns of all parts], of the layer's type or float32.
     struct Results {
         void* numbers;
         NumberType type;
@@ -56,16 +79,16 @@ public:
     void run(ThreadPool& pool, const void* x, const std::int32_t* row_slots, std::size_t num_rows, Results y) const;
 
 private:
-    struct Rows;
     struct LowNumbers;
     // Panels from `first_panel` on of a projection.
     struct Chunk {
         std::size_t part, first_panel;
     };
 
-    Rows rows_by_slot(const std::int32_t* row_slots, std::size_t num_rows) const;
-    void shrink(ThreadPool& pool, const Rows& rows, const void* x, const LowNumbers& low) const;
-    void expand(ThreadPool& pool, const Rows& rows, const LowNumbers& low, Results y) const;
+    // Of one projection, for the rows of a run.
+    void shrink(const RowsBySlot& rows, const RowsBySlot::Run& run, std::size_t part, const void* x,
+                const LowNumbers& low) const;
+    void expand(const RowsBySlot& rows, const RowsBySlot::Run& run, Chunk chunk, const LowNumbers& low, Results y) const;
     const LowRankUpdate* update(std::size_t slot, std::size_t part) const {
         return updates_[slot * columns_.size() + part].get();
     }

@@ -21,7 +21,8 @@ KernelCounter counters[kNumWeightFormats] = {
     KernelCounter("linear_q5_0"), KernelCounter("linear_q5_1"), KernelCounter("linear_q4_k"),
     KernelCounter("linear_q5_k"), KernelCounter("linear_q6_k"), KernelCounter("linear_int8")};
 
-constexpr std::size_t kTaskBytes = 64 << 10;  // of weights: some microseconds, so that threads end together
+constexpr std::size_t kTaskBytes = 64 << 10;  // of weights, at most: some microseconds, so that threads end together
+constexpr std::size_t kLeastTaskBytes = 24 << 10;
 constexpr std::size_t kRowsAtOnce = 64;       // of inputs, as in the kernel
 constexpr std::size_t kQuantizedAtOnce = 8;   // rows
 
@@ -80,7 +81,9 @@ WeightFormat weight_format(std::string_view name) {
 struct QuantizedMatrix::Part {
     Part(ThreadPool& pool, const Source& source, std::size_t k, std::size_t first_column, const float* bias)
         : format(source.format), layout(layout_of(format)), num_groups(divide_up(k, kGroup)),
-          first_column(first_column), num_columns(source.rows.num_rows), panels(num_panels() * panel_bytes()) {
+          first_column(first_column), num_columns(source.rows.num_rows),
+          panels_of_task(even_panels(static_cast<std::size_t>(pool.num_threads()))),
+          panels(num_panels() * panel_bytes()) {
         const RowReader rows(source.rows, k);
         const bool as_stored = source.rows.type == kNames[index_of(format)];
         if (!as_stored && !is_quantizer(format)) {
@@ -94,8 +97,21 @@ struct QuantizedMatrix::Part {
 
     std::size_t num_panels() const { return divide_up(num_columns, kQuantizedColumns); }
     std::size_t panel_bytes() const { return layout.panel_bytes(num_groups); }
-    std::size_t panels_of_task() const { return std::max<std::size_t>(1, kTaskBytes / panel_bytes()); }
-    std::size_t num_tasks() const { return divide_up(num_panels(), panels_of_task()); }
+
+    // As many panels as are read fast in one piece, of those numbers the one after which the threads end together.
+    std::size_t even_panels(std::size_t num_threads) const {
+        const std::size_t most = std::max<std::size_t>(1, kTaskBytes / panel_bytes());
+        const std::size_t least = std::max<std::size_t>(1, kLeastTaskBytes / panel_bytes());
+        const auto longest = [&](std::size_t panels) {
+            return divide_up(divide_up(num_panels(), panels), num_threads) * panels;
+        };
+        std::size_t best = most;
+        for (std::size_t panels = most; panels-- > least;) {
+            if (longest(panels) < longest(best)) best = panels;
+        }
+        return best;
+    }
+    std::size_t num_tasks() const { return divide_up(num_panels(), panels_of_task); }
 
     std::size_t lanes_of(std::size_t panel) const {
         return std::min(kQuantizedColumns, num_columns - panel * kQuantizedColumns);
@@ -124,11 +140,11 @@ struct QuantizedMatrix::Part {
     }
 
     QuantizedTask task(std::size_t number) const {
-        const std::size_t panel = number * panels_of_task(), column = panel * kQuantizedColumns;
+        const std::size_t panel = number * panels_of_task, column = panel * kQuantizedColumns;
         QuantizedTask task{};
         task.num_groups = num_groups;
         task.panels = panels.data() + panel * panel_bytes();
-        task.num_panels = std::min(panels_of_task(), num_panels() - panel);
+        task.num_panels = std::min(panels_of_task, num_panels() - panel);
         task.bias = biases.empty() ? nullptr : biases.data() + column;
         task.num_columns = num_columns - column;
         return task;
@@ -136,7 +152,7 @@ struct QuantizedMatrix::Part {
 
     const WeightFormat format;
     const PanelLayout layout;
-    const std::size_t num_groups, first_column, num_columns;
+    const std::size_t num_groups, first_column, num_columns, panels_of_task;
     Arena panels;
     std::vector<float> biases;  // padded to whole panels, or empty
 };

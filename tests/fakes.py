@@ -86,6 +86,16 @@ class FakeGate:
         return request.request_id in self.held
 
 
+class FakeClock:
+    """Stands still until somebody moves ``now``."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 class ControlPlane:
     """A scheduler and a simulated executor, driven as the engine core drives them, with everything recorded.
 

@@ -37,7 +37,8 @@ Launch add(const LoraSlots& self, std::uintptr_t x, std::uintptr_t row_slots, st
 }  // namespace
 
 void bind_lora(nb::module_& m) {
-    nb::class_<LowRankUpdate>(m, "LowRankUpdate", "An adapter's update of one projection, packed.");
+    nb::class_<LowRankUpdate>(m, "LowRankUpdate", "An adapter's update of one projection, packed.")
+        .def_prop_ro("nbytes", &LowRankUpdate::bytes, "Memory it holds.");
     m.def("pack_low_rank", &pack, nb::arg("a"), nb::arg("b"), nb::arg("rank"), nb::arg("k"), nb::arg("num_columns"),
           nb::arg("scale"), nb::arg("is_bfloat16"),
           "Copy a [rank, k] and b [num_columns, rank], float32 or bfloat16, into the kernels' layout.");

@@ -7,15 +7,16 @@ namespace {
 
 using Half = std::uint16_t;
 
-static_assert(kLoraLanes == kLanes);
-
-OCTAVO_INLINE float widen(float number) { return number; }
-OCTAVO_INLINE float widen(Half number) { return from_bfloat16(number); }
+// Adapters come from memory: many in a step, each for few rows. Bytes from what is computed to what is fetched, past the
+// end of a page, where the CPU's own prefetching ends.
+constexpr std::size_t kAhead = 2048;
 
 template <class T>
-OCTAVO_INLINE const T* row_of(const void* const* rows, std::size_t row) {
-    return static_cast<const T*>(rows[row]);
+OCTAVO_INLINE void fetch_ahead(const T* numbers) {
+    __builtin_prefetch(reinterpret_cast<const char*>(numbers) + kAhead);
 }
+
+static_assert(kLoraLanes == kLanes);
 
 // kVectors * 8 ranks from `lane` on.
 template <class T, int kRows, int kVectors>
@@ -26,8 +27,9 @@ OCTAVO_INLINE void shrink_ranks(const LoraShrink& task, std::size_t lane) {
     }
     const T* a = static_cast<const T*>(task.a) + lane;
     for (std::size_t i = 0; i < task.k; ++i, a += task.padded_rank) {
+        for (int v = 0; v < kVectors; ++v) fetch_ahead(a + v * kLanes);
         for (int row = 0; row < kRows; ++row) {
-            const Lanes x = broadcast(widen(row_of<T>(task.x, row)[i]));
+            const Lanes x = broadcast(task.x[row][i]);
             for (int v = 0; v < kVectors; ++v) sums[row][v] = fma(load(a + v * kLanes), x, sums[row][v]);
         }
     }
@@ -50,6 +52,7 @@ OCTAVO_INLINE void add_to(T* y, Lanes sum, std::size_t count) {
     store_some(y, load_some(y, some) + sum, some);
 }
 
+// B is of T numbers, y of Y.
 template <class T, class Y, int kRows, int kPanels>
 OCTAVO_INLINE void expand_panels(const LoraExpand& task, std::size_t panel) {
     Lanes sums[kRows][kPanels];
@@ -59,6 +62,7 @@ OCTAVO_INLINE void expand_panels(const LoraExpand& task, std::size_t panel) {
     const std::size_t panel_numbers = task.rank * kLanes;
     const T* b = static_cast<const T*>(task.b) + panel * panel_numbers;
     for (std::size_t rank = 0; rank < task.rank; ++rank, b += kLanes) {
+        for (int p = 0; p < kPanels; ++p) fetch_ahead(b + p * panel_numbers);
         for (int row = 0; row < kRows; ++row) {
             const Lanes low = broadcast(task.low[row][rank]);
             for (int p = 0; p < kPanels; ++p) sums[row][p] = fma(load(b + p * panel_numbers), low, sums[row][p]);

@@ -12,11 +12,11 @@ namespace octavo {
 inline constexpr std::size_t kLoraLanes = 8;
 inline constexpr std::size_t kMostLoraRows = 4;  // of one adapter, computed together
 
-// Rows of the caller's choice; a, b and x are of one type, y of that or float32.
+// Rows of the caller's choice.
 //   a: [k][padded_rank], the ranks of A as lanes, filled up with zeros to a multiple of kLoraLanes
 //   b: [panels][rank][kLoraLanes], columns of B's result as lanes, filled up alike
 struct LoraShrink {  // low[row] = scale * A x[row], padded_rank numbers
-    const void* const* x;
+    const float* const* x;
     float* const* low;
     const void* a;
     std::size_t num_rows, k, padded_rank;
@@ -30,9 +30,9 @@ struct LoraExpand {  // y[row][8 * panel ...] += B low[row], for panels [first, 
     std::size_t num_rows, rank, num_columns, first, last;
 };
 
-struct LoraKernels {  // [is bfloat16]
-    void (*shrink[2])(const LoraShrink&);
-    void (*expand[2][2])(const LoraExpand&);  // and [y is bfloat16]
+struct LoraKernels {
+    void (*shrink[2])(const LoraShrink&);     // [a is bfloat16]
+    void (*expand[2][2])(const LoraExpand&);  // [b is bfloat16][y is bfloat16]
 };
 
 OCTAVO_DECLARE_KERNELS(LoraKernels, lora_kernels)

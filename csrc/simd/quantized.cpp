@@ -3,6 +3,7 @@
 
 #include "simd/columns.h"
 #include "simd/lanes.h"
+#include "simd/quantize_group.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
@@ -167,42 +168,6 @@ OCTAVO_INLINE void widen_group(const In* x, std::size_t count, Lanes (&out)[4]) 
     In padded[kGroup] = {};
     for (std::size_t i = 0; i < count; ++i) padded[i] = x[i];
     for (int i = 0; i < 4; ++i) out[i] = load(padded + 8 * i);
-}
-
-// The nearest whole numbers, ties to even, of numbers far below 2^22 are the low bits of this sum.
-constexpr float kWhole = 12582912.0f;  // 1.5 * 2^23
-// Below, a quotient by the largest number would overflow; such numbers count as zeros.
-constexpr float kSmallest = 1e-36f;
-
-OCTAVO_INLINE void quantize_group(const Lanes (&x)[4], ActivationGroup& out) {
-    Lanes most = zero_lanes(), problem = zero_lanes();
-    for (const Lanes& each : x) {
-        most = larger(most, magnitude(each));
-        problem = problem + (each - each);  // NaN where one is not finite
-    }
-    const float largest = largest_lane(most), not_finite = sum_lanes(problem);
-    const float inverse = largest > kSmallest ? 127.0f / largest : 0.0f;
-    std::uint32_t bits[kGroup];
-    for (int i = 0; i < 4; ++i) {
-        float sums[kLanes];
-        store(sums, x[i] * broadcast(inverse) + broadcast(kWhole));
-        std::memcpy(bits + 8 * i, sums, sizeof sums);
-    }
-    for (std::size_t i = 0; i < kGroup; ++i) out.values[i] = static_cast<std::int8_t>(bits[i]);
-    int total = 0;
-    for (int half = 0; half < 2; ++half) {
-        for (int pair = 0; pair < 2; ++pair) {
-            int sum = 0;
-            for (int s = 0; s < 4; ++s) {
-                const std::int8_t* two = out.values + 16 * half + 4 * s + 2 * pair;
-                sum += two[0] + two[1];
-            }
-            out.negative_sums[half][pair] = static_cast<std::int16_t>(-sum);
-            total += sum;
-        }
-    }
-    out.scale = (largest > kSmallest ? largest / 127.0f : 0.0f) + not_finite;
-    out.sum = out.scale * static_cast<float>(total);
 }
 
 template <class In>

@@ -51,14 +51,23 @@ void stay_on([[maybe_unused]] int cpu) {
 #endif
 }
 
+// Looks some times whether `number` still equals `value`.
+bool changes_soon(const std::atomic<std::uint32_t>& number, std::uint32_t value) {
+    for (int i = 0; i < kPausesPerLook; ++i) {
+        if (number.load(std::memory_order_acquire) != value) return true;
+        relax();
+    }
+    return false;
+}
+
 // Spins while `number` equals `value`, then sleeps until it does not.
 void wait_while(const std::atomic<std::uint32_t>& number, std::uint32_t value, bool spin) {
-    const auto end = std::chrono::steady_clock::now() + kSpin;
-    while (spin && std::chrono::steady_clock::now() < end) {
-        for (int i = 0; i < kPausesPerLook; ++i) {
-            if (number.load(std::memory_order_acquire) != value) return;
-            relax();
-        }
+    if (spin) {
+        if (changes_soon(number, value)) return;  // most waits end before the clock would have been read
+        const auto end = std::chrono::steady_clock::now() + kSpin;
+        do {
+            if (changes_soon(number, value)) return;
+        } while (std::chrono::steady_clock::now() < end);
     }
     number.wait(value, std::memory_order_acquire);
 }

@@ -26,7 +26,7 @@ COMMANDS = {
     "generate": ("octavo.cli.generate", "answer prompts from flags, a file or standard input"),
     "chat": ("octavo.cli.chat", "talk to a model in the terminal"),
     "estimate": ("octavo.cli.estimate", "memory a model needs, without loading its weights"),
-    "bench": ("octavo.cli.bench", "measure throughput, latency or start-up"),
+    "bench": ("octavo.cli.bench", "measure the engine, a server under load, or this machine"),
     "run-batch": ("octavo.cli.run_batch", "answer a file of OpenAI requests into another file"),
     "collect-env": ("octavo.cli.collect_env", "what a report of a problem should say about this machine"),
     "pull": ("octavo.cli.pull", "download a model into the cache"),
@@ -35,7 +35,7 @@ COMMANDS = {
 
 USAGE = """usage: octavo COMMAND [options]
 
-An LLM inference engine.
+An LLM inference and serving engine.
 
 commands:
 {commands}
@@ -48,6 +48,7 @@ options:
 first steps:
   octavo pull smollm2-135m
   octavo generate smollm2-135m --chat --prompt "Why is the sky blue?"
+  octavo serve smollm2-135m    (then open http://127.0.0.1:8000/ui)
 """
 
 logger = logging.getLogger("octavo.cli.main")

@@ -15,7 +15,8 @@ class Option:
     """Help text, bounds and spelling of one option.
 
     ``choices`` lists the allowed values; ``words`` are allowed beside the type (such as "auto" for an int);
-    ``short`` is an extra CLI spelling; ``metavar`` names the value in help.
+    ``short`` is an extra CLI spelling; ``metavar`` names the value in help. ``listed``: a text with commas in it, for
+    which a command line may have several words.
     """
 
     help: str
@@ -25,3 +26,4 @@ class Option:
     words: tuple[str, ...] = ()
     short: str | None = None
     metavar: str | None = None
+    listed: bool = False

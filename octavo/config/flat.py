@@ -266,8 +266,19 @@ def _add_flag(group: Any, leaf: Leaf) -> None:
     else:
         keywords["metavar"] = leaf.option.metavar or "|".join(leaf.option.choices) or leaf.type.__name__.upper()
         keywords["type"] = _argument_type(leaf)
+    if leaf.option.listed:
+        keywords |= {"nargs": "+", "action": _JoinWords}
     short = [leaf.option.short] if leaf.option.short else []
     group.add_argument(*short, leaf.flag, **keywords)
+
+
+class _JoinWords(argparse.Action):
+    """``--flag a b`` is ``--flag a,b``."""
+
+    def __call__(
+        self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        setattr(namespace, self.dest, ",".join(values))
 
 
 def _argument_type(leaf: Leaf) -> Any:

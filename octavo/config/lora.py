@@ -19,3 +19,10 @@ class LoRAConfig:
         Option("Most adapters in memory; others are read again when needed (default: max_loras).", at_least=1),
     ] = None
     max_lora_rank: Annotated[int, Option("Highest rank of an adapter.", at_least=1, at_most=256)] = 16
+    lora_dtype: Annotated[
+        str,
+        Option(
+            "Type that adapters are kept in; auto: the model's, or bfloat16 where they are stored in it.",
+            choices=("auto", "float32", "bfloat16"),
+        ),
+    ] = "auto"

@@ -65,7 +65,12 @@ class ServerConfig:
         ),
     ] = "auto"
     lora_modules: Annotated[
-        str | None, Option("LoRA adapters to serve as models from the start: name=path, with commas between.")
+        str | None,
+        Option(
+            'LoRA adapters to serve as models from the start: name=path, or {"name": ..., "path": ...}; several with '
+            "commas or spaces between.",
+            listed=True,
+        ),
     ] = None
     lora_folder: Annotated[
         str | None,

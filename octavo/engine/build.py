@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from octavo.checkpoint.drafter import DrafterFiles, check_vocabularies, read_drafter
 from octavo.checkpoint.facts import read_model_facts
@@ -37,11 +38,13 @@ from octavo.executor.protocol import Executor
 from octavo.plan.kv_specs import kv_cache_specs
 from octavo.plan.plan import Plan
 from octavo.plan.planner import check_speculative_model, make_plan
-from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.util.lazy import resolve
 from octavo.words.errors import ConfigError
 from octavo.words.kv_cache_spec import KVCacheConfig
 from octavo.words.model_facts import ModelFacts
+
+if TYPE_CHECKING:
+    from octavo.tokenizer.tokenizer import Tokenizer
 
 EXECUTORS = {
     "uni": "octavo.executor.uniproc:UniProcExecutor",
@@ -117,15 +120,23 @@ def _decide(config: EngineConfig, phases: Phases) -> ModelParts:
     return ModelParts(config=config, checkpoint=checkpoint, facts=facts, plan=plan, drafter=drafter)
 
 
-def _drafter(config: EngineConfig, checkpoint: Checkpoint | None, facts: ModelFacts) -> DrafterFiles | None:
-    """What drafts, if that has files. Raises ConfigError unless a model's vocabulary is this one's, token by token."""
+def find_drafter(config: EngineConfig, facts: ModelFacts) -> DrafterFiles | None:
+    """What drafts for a model of files, if that has files."""
     check_speculative_model(config.speculation)
     name = config.speculation.speculative_model
-    if name is None or checkpoint is None:
+    if name is None:
         return None
     method, load_format = config.speculation.speculative_method, config.load.load_format
-    drafter = read_drafter(name, method, facts, download_dir=config.load.download_dir, load_format=load_format)
-    if method != "draft_model":
+    return read_drafter(name, method, facts, download_dir=config.load.download_dir, load_format=load_format)
+
+
+def _drafter(config: EngineConfig, checkpoint: Checkpoint | None, facts: ModelFacts) -> DrafterFiles | None:
+    """``find_drafter``. Raises ConfigError unless a model's vocabulary is this one's, token by token."""
+    if checkpoint is None:
+        check_speculative_model(config.speculation)
+        return None
+    drafter = find_drafter(config, facts)
+    if drafter is None or config.speculation.speculative_method != "draft_model":
         return drafter
     ours = _token_names(find_tokenizer(config, checkpoint))
     check_vocabularies(ours, _token_names(drafter.checkpoint), drafter, facts)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from octavo.config.engine_config import EngineConfig
 from octavo.engine.build import build_engine_core
 from octavo.engine.core import EngineCore
+from octavo.engine.core_process import CoreProcess
 from octavo.engine.failure import describe_death, describe_failed_call
 from octavo.engine.info import EngineInfo
 from octavo.engine.interrupts import deferred_interrupts
@@ -139,11 +140,14 @@ class InprocClient:
         return self._core
 
 
-def make_supervised_client(config: EngineConfig) -> EngineCoreClient:
-    """Start a core in a background process that is started again when it fails, as ``config.supervision`` says."""
+def make_supervised_client(config: EngineConfig, first: CoreProcess | None = None) -> EngineCoreClient:
+    """Start a core in a background process that is started again when it fails, as ``config.supervision`` says.
+
+    ``first`` is a process that is there already.
+    """
     from octavo.engine.supervisor import supervised
 
-    return supervised(config)
+    return supervised(config, first)
 
 
 def make_client(config: EngineConfig, *, multiprocess: bool) -> EngineCoreClient:

@@ -24,14 +24,12 @@ import msgspec
 import zmq
 
 from octavo.config.engine_config import EngineConfig
-from octavo.config.env import child_variables
 from octavo.engine import wire
 from octavo.engine.core import CALL_RESULTS
+from octavo.engine.core_process import CoreProcess
 from octavo.engine.failure import describe_exit
 from octavo.engine.info import EngineInfo
 from octavo.engine.metric import Metric
-from octavo.engine.socket_folder import SocketFolder
-from octavo.engine.step_watch import StepWatchPage
 from octavo.words.errors import EngineDeadError, EngineError, EngineStartError
 from octavo.words.messages import EngineCoreOutputs, EngineCoreRequest
 
@@ -54,11 +52,17 @@ class ProcessClient:
     """Starts a core process and returns when it is ready. Raises EngineStartError with its root cause if it is not.
 
     ``outputs`` is the queue that outputs go to, if not to one of its own. With ``wait`` False it returns at once;
-    ``wait_until_ready`` comes next then.
+    ``wait_until_ready`` comes next then. ``core`` is a process that is there already, and is then its own.
     """
 
     def __init__(
-        self, config: EngineConfig, *, incarnation: int = 0, outputs: OutputQueue | None = None, wait: bool = True
+        self,
+        config: EngineConfig,
+        *,
+        incarnation: int = 0,
+        outputs: OutputQueue | None = None,
+        wait: bool = True,
+        core: CoreProcess | None = None,
     ) -> None:
         self._init = wire.Init(config, incarnation, logging.getLogger("octavo").getEffectiveLevel())
         self._owner_pid = os.getpid()
@@ -72,8 +76,9 @@ class ProcessClient:
         self._is_stopping = False
         self._process: subprocess.Popen[bytes] | None = None
 
-        self.watch = StepWatchPage()
-        self._folder = SocketFolder()
+        self._core = core or CoreProcess()
+        self.watch = self._core.watch
+        self._folder = self._core.folder
         self._context = zmq.Context()
         self._request_socket = self._bind(zmq.ROUTER, "requests")
         self._output_socket = self._bind(zmq.PULL, "outputs")
@@ -228,10 +233,9 @@ class ProcessClient:
     # The thread
 
     def _live_with_core(self) -> None:
-        # The child inherits our blocked signals: Ctrl-C cannot hit it before it has learnt to ignore it.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            process = _start_core(self._folder, self.watch.fd)
+            process = self._core.start()
         except OSError as error:
             self._end(f"cannot start {sys.executable!r}:\n{type(error).__name__}: {error}")
             return
@@ -321,15 +325,6 @@ class ProcessClient:
         self._outputs.put(None)
         for answer in waiting:
             answer.set_exception(self._dead())
-
-
-def _start_core(folder: SocketFolder, watch_fd: int) -> subprocess.Popen[bytes]:
-    arguments = [str(folder.path), str(os.getpid()), str(watch_fd)]
-    command = [sys.executable, "-P", "-m", "octavo.engine.core_proc", *arguments]
-    # Whatever the user's script can import (a worker class, a plugin, octavo itself), the core can.
-    python_path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path)
-    environment = child_variables(PYTHONPATH=python_path)
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, pass_fds=(watch_fd,))
 
 
 @contextlib.contextmanager

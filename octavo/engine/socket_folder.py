@@ -34,10 +34,10 @@ class SocketFolder:
 
     def remove(self) -> None:
         """Remove the folder with everything in it; harmless when called again."""
-        if self._lock_fd >= 0:
+        lock_fd, self._lock_fd = self._lock_fd, -1
+        if lock_fd >= 0:
             shutil.rmtree(self.path, ignore_errors=True)
-            os.close(self._lock_fd)
-            self._lock_fd = -1
+            os.close(lock_fd)
 
 
 def remove_abandoned(parent: Path) -> list[Path]:

@@ -20,9 +20,10 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from octavo.words.messages import SchedulerOutput
+if TYPE_CHECKING:
+    from octavo.words.messages import SchedulerOutput
 
 PAGE_BYTES = 64 << 10
 COUNT = struct.Struct("=Q")

@@ -25,6 +25,7 @@ from typing import Any
 import msgspec
 
 from octavo.config.engine_config import EngineConfig
+from octavo.engine.core_process import CoreProcess
 from octavo.engine.failure import failed_outputs
 from octavo.engine.info import EngineInfo
 from octavo.engine.metric import Counter, Gauge, Metric
@@ -347,11 +348,16 @@ class Supervisor:
         self._outputs.put(None)
 
 
-def supervised(config: EngineConfig) -> Supervisor:
-    """Start a core for ``config`` in a background process, supervised as it says."""
+def supervised(config: EngineConfig, first: CoreProcess | None = None) -> Supervisor:
+    """Start a core for ``config`` in a background process (``first`` if given), supervised as it says."""
     policy = config.supervision
+
+    def start(incarnation: int, outputs: OutputQueue) -> ProcessClient:
+        core = None if incarnation else first
+        return ProcessClient(config, incarnation=incarnation, outputs=outputs, wait=False, core=core)
+
     return Supervisor(
-        lambda incarnation, outputs: ProcessClient(config, incarnation=incarnation, outputs=outputs, wait=False),
+        start,
         max_restarts=policy.max_engine_restarts if policy.on_engine_death == "restart" else 0,
         stuck_timeout_s=policy.engine_stuck_timeout,
     )

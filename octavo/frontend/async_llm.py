@@ -24,8 +24,10 @@ from octavo.engine.metric import Metric
 from octavo.engine.request_stats import RequestStats
 from octavo.engine.stats import Statistics, StatLogger, cache_metrics
 from octavo.frontend.admission import Admission
-from octavo.frontend.input_processor import InputProcessor, PreparedRequest, operating_system_seed, prompt_text
+from octavo.frontend.input_processor import InputProcessor, PreparedRequest
 from octavo.frontend.output_processor import OpenRequest, OutputProcessor
+from octavo.frontend.prompt_reader import prompt_text
+from octavo.frontend.sampling_resolver import operating_system_seed
 from octavo.frontend.start import default_stat_loggers, start_front_end
 from octavo.frontend.tracing import NoTracer, RequestTracer, make_tracer
 from octavo.tokenizer.reasoning_style import ReasoningStyle

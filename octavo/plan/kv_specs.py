@@ -8,7 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 from octavo.plan.plan import Plan
-from octavo.words.kv_cache_spec import AnyKVCacheSpec, ChunkedLocalAttentionSpec, FullAttentionSpec, SlidingWindowSpec
+from octavo.words.drafter_facts import DrafterFacts
+from octavo.words.kv_cache_spec import (
+    AnyKVCacheSpec,
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    SlidingWindowSpec,
+    windows_as_full,
+)
 from octavo.words.model_facts import ModelFacts
 
 PLACEHOLDER_BLOCK_SIZE = 16
@@ -19,6 +26,12 @@ def kv_cache_specs(facts: ModelFacts, plan: Plan) -> dict[str, AnyKVCacheSpec]:
     """One spec per attention layer, by layer name, in layer order."""
     kinds = facts.layer_types or ("full",) * facts.num_layers
     return {f"layers.{index}.attention": _spec(kind, facts, plan) for index, kind in enumerate(kinds)}
+
+
+def drafter_kv_cache_specs(plan: Plan, drafter: DrafterFacts) -> dict[str, AnyKVCacheSpec]:
+    """The same of a drafter's layers, which keep every token; heads without attention ask nothing."""
+    network = drafter.network
+    return windows_as_full(kv_cache_specs(network, plan)) if network.num_layers else {}
 
 
 def _spec(kind: str, facts: ModelFacts, plan: Plan) -> AnyKVCacheSpec:

@@ -49,6 +49,9 @@ NATIVE_BLOCKS: dict[str, tuple[int, int]] = {
 OTHER_BLOCKS: dict[str, tuple[int, int]] = {"IQ4_NL": (18, 34), "Q2_K": (84, 272), "Q3_K": (110, 272)}
 """Types without: packed as Q8_0."""
 
+NATIVE_ADAPTER_LANES = 8
+"""Ranks, and results, of a LoRA adapter's projection are filled up to a multiple of it."""
+
 NATIVE_HEAD_SIZE_MULTIPLE = 8
 NATIVE_BLOCK_SIZE_MULTIPLE = 16
 """Head sizes and block sizes that native attention takes."""

@@ -9,10 +9,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Decisions made once, before anything is loaded; nobody changes them.
 
     dtypes are names (float32, bfloat16). ``quantization`` is how weights are held: none (dense, in ``dtype``), gguf
-    (the file's block formats), int8 or int4; ``weight_bytes`` is the memory they take. ``max_model_len`` is None where
-    it is fitted after memory profiling
-    ("auto"). ``block_size`` is None where the attention backends choose. ``kv_cache_bytes`` is None where it is
-    learnt from profiling. ``batch_invariant`` says whether outputs are bitwise the same in any batch.
+    (the file's block formats), int8 or int4; ``weight_bytes`` is the memory they take, a drafter's included, which are
+    ``drafter_bytes``. ``adapter_bytes`` is what all LoRA adapters in memory take at most. ``max_model_len`` is None
+    where it is fitted after memory profiling ("auto"). ``block_size`` is None where the attention backends choose.
+    ``kv_cache_bytes`` is None where it is learnt from profiling. ``batch_invariant`` says whether outputs are bitwise
+    the same in any batch.
     ``kernels`` is the backend of the ops (device/ops/table.py), ``cpu_isa`` the instruction set of native ones.
     Thread t of ``num_threads`` stays on ``pinned_cpus[t]`` where there are any.
     ``graph_capture`` says whether the forward pass is recorded at warm-up and replayed in one call.
@@ -26,6 +27,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     quantization: str
     weight_bytes: int
+    drafter_bytes: int
+    adapter_bytes: int
     kv_cache_dtype: str
     attention_backend: str
     max_model_len: int | None

@@ -19,7 +19,7 @@ from octavo.plan.native_ops import (
     NATIVE_OPS,
 )
 from octavo.plan.plan import Plan
-from octavo.plan.weights import quantization_of, weight_bytes_of
+from octavo.plan.weights import adapter_bytes_of, quantization_of, weight_bytes_of
 from octavo.util.byte_size import format_byte_size
 from octavo.words.device_caps import DeviceCaps
 from octavo.words.drafter_facts import DrafterFacts
@@ -62,13 +62,14 @@ def make_plan(config: EngineConfig, facts: ModelFacts, caps: DeviceCaps, drafter
     tokens, seqs = _step_budgets(config, longest, facts.is_encoder)
     kernels = _kernels(config, caps, dtype.value)
     quantization = Decision(*quantization_of(config, facts, kernels.value))
-    weight_bytes = weight_bytes_of(facts, dtype.value, quantization.value)
-    if drafter is not None:
-        weight_bytes += weight_bytes_of(drafter.network, dtype.value, _drafter_format(config, drafter, kernels.value))
-    left = _memory_beside_weights(caps, weight_bytes, dtype.value, quantization.value)
+    runner = _runner(config, facts)
+    drafting = _drafter_bytes(config, drafter, dtype.value, kernels.value)
+    weight_bytes = weight_bytes_of(facts, dtype.value, quantization.value) + drafting.value
+    adapters = _adapters(config, facts, runner.value)
+    adapting = _adapter_bytes(config, facts, adapters, dtype.value, kernels.value)
+    left = _memory_beside_weights(caps, weight_bytes, adapting.value, dtype.value, quantization.value)
     block_size = _block_size(config)
     attention = _attention_backend(kernels.value, facts, block_size.value)
-    runner = _runner(config, facts)
     speculation = _speculative_method(config, runner.value)
     threads = _num_threads(config, caps)
     decisions: dict[str, Decision[Any]] = {
@@ -76,6 +77,8 @@ def make_plan(config: EngineConfig, facts: ModelFacts, caps: DeviceCaps, drafter
         "dtype": dtype,
         "quantization": quantization,
         "weight_bytes": Decision(weight_bytes, "of the tensors in the files' headers"),
+        "drafter_bytes": drafting,
+        "adapter_bytes": adapting,
         "kv_cache_dtype": kv_cache_dtype,
         "attention_backend": attention,
         "max_model_len": max_model_len,
@@ -95,7 +98,7 @@ def make_plan(config: EngineConfig, facts: ModelFacts, caps: DeviceCaps, drafter
         "batch_invariant": _batch_invariant(kernels.value, attention.value, facts),
         "runner": runner,
         "speculative_method": speculation,
-        **_adapters(config, facts, runner.value),
+        **adapters,
         "num_speculative_tokens": _num_speculative_tokens(config, speculation.value, drafter),
         "num_lookahead_tokens": _num_lookahead_tokens(config, speculation.value),
     }
@@ -129,6 +132,26 @@ def _adapters(config: EngineConfig, facts: ModelFacts, runner: str) -> dict[str,
             f"max_cpu_loras={in_memory} is below max_loras={asked.max_loras}: all that run are in memory; raise it"
         )
     return {"max_loras": _as_asked(asked.max_loras), "max_cpu_loras": _as_asked(in_memory)}
+
+
+def _drafter_bytes(config: EngineConfig, drafter: DrafterFacts | None, dtype: str, kernels: str) -> Decision[int]:
+    if drafter is None:
+        return Decision(0, "no drafter has weights")
+    form = _drafter_format(config, drafter, kernels)
+    return Decision(weight_bytes_of(drafter.network, dtype, form), "its share of weight_bytes")
+
+
+def _adapter_bytes(
+    config: EngineConfig, facts: ModelFacts, adapters: dict[str, Decision[int]], dtype: str, kernels: str
+) -> Decision[int]:
+    """One that runs may have been dropped from those in memory, and then is beside them."""
+    most = sum(decision.value for decision in adapters.values())
+    if not most:
+        return Decision(0, "LoRA is off, as asked or by default")
+    rank = config.lora.max_lora_rank
+    stored = dtype if config.lora.lora_dtype == "auto" else config.lora.lora_dtype
+    each = adapter_bytes_of(facts, rank, stored, kernels)
+    return Decision(most * each, f"max_loras + max_cpu_loras = {most} of rank {rank} in {stored}, {each:,} bytes each")
 
 
 def _whole_texts(asked: bool, facts: ModelFacts, runner: str) -> Decision[bool]:
@@ -250,8 +273,9 @@ def _kv_cache_bytes(
         longest += _longest_request_bytes(config, _without_windows(drafter.network, facts.max_position), kv_dtype)
     wanted = DEFAULT_NUM_LONG_REQUESTS * longest
     most = left // 2
+    what = "the weights and adapters" if config.lora.enable_lora else "the weights"
     if max(wanted, MIN_DEFAULT_KV_BYTES) > most:
-        return Decision(most, f"default: half of the {format_byte_size(left)} that the weights leave")
+        return Decision(most, f"default: half of the {format_byte_size(left)} that {what} leave")
     if wanted < MIN_DEFAULT_KV_BYTES:
         return Decision(MIN_DEFAULT_KV_BYTES, f"default: at least {format_byte_size(MIN_DEFAULT_KV_BYTES)}")
     return Decision(wanted, f"default: {DEFAULT_NUM_LONG_REQUESTS} requests of the longest length")
@@ -283,15 +307,22 @@ def _kept_tokens(facts: ModelFacts, kind: str, length: int) -> int:
     return length if reach is None else reach + DEFAULT_MAX_NUM_BATCHED_TOKENS
 
 
-def _memory_beside_weights(caps: DeviceCaps, needed: int, dtype: str, quantization: str) -> int:
+def _memory_beside_weights(
+    caps: DeviceCaps, weight_bytes: int, adapter_bytes: int, dtype: str, quantization: str
+) -> int:
+    needed = weight_bytes + adapter_bytes
     if needed < caps.available_bytes:
         return caps.available_bytes - needed
     smaller = "; dtype=bfloat16 halves it" if (dtype, quantization) == ("float32", "none") else ""
     form = dtype if quantization == "none" else quantization
+    adapters, fewer = "", ""
+    if adapter_bytes:
+        adapters = f" and {format_byte_size(adapter_bytes)} for LoRA adapters"
+        fewer = "lower max_cpu_loras or max_lora_rank, "
     raise InsufficientMemoryError(
-        f"the weights need {format_byte_size(needed)} in {form}, and {format_byte_size(caps.available_bytes)} of "
-        f"memory are available to this process (the least of free memory, cgroup and ulimit){smaller}; free memory, "
-        "raise the limit, or take a smaller model",
+        f"the weights need {format_byte_size(weight_bytes)} in {form}{adapters}, and "
+        f"{format_byte_size(caps.available_bytes)} of memory are available to this process (the least of free memory, "
+        f"cgroup and ulimit){smaller}; {fewer}free memory, raise the limit, or take a smaller model",
         needed_bytes=needed,
         available_bytes=caps.available_bytes,
     )

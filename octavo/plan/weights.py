@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from octavo.checkpoint.adapter import projection_shapes
 from octavo.config.engine_config import EngineConfig
-from octavo.plan.native_ops import NATIVE_BLOCKS, OTHER_BLOCKS
+from octavo.plan.native_ops import NATIVE_ADAPTER_LANES, NATIVE_BLOCKS, OTHER_BLOCKS
 from octavo.words.errors import ConfigError
 from octavo.words.model_facts import ModelFacts
 
@@ -39,6 +40,19 @@ def weight_bytes_of(facts: ModelFacts, dtype: str, quantization: str) -> int:
     # Embedding and head have eight bits in either.
     vocab = facts.vocab_size * facts.hidden_size * (1 if facts.tie_word_embeddings else 2)
     return int(vocab + (facts.num_parameters - vocab) * _BYTES_PER_NUMBER[quantization])
+
+
+def adapter_bytes_of(facts: ModelFacts, rank: int, dtype: str, kernels: str) -> int:
+    """Bytes in memory of a LoRA adapter of this rank that changes every projection; native ones are padded."""
+    lanes = NATIVE_ADAPTER_LANES if kernels == "native" else 1
+    numbers = sum(
+        into * _padded(rank, lanes) + _padded(out, lanes) * rank for out, into in projection_shapes(facts).values()
+    )
+    return numbers * _ITEM_BYTES[dtype]
+
+
+def _padded(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
 
 
 def _own_formats(facts: ModelFacts) -> str:

@@ -110,15 +110,40 @@ def folder_below(root: Path, path: str) -> Path:
 
 
 def parse_modules(listed: str | None) -> dict[str, Path]:
-    """--lora-modules: name=path, separated by commas. Raises ConfigError."""
+    """--lora-modules: name=path or JSON objects with "name" and "path", with commas between. Raises ConfigError."""
+    text = (listed or "").strip()
+    pairs = _objects(text) if text.startswith("{") else _pairs(text)
     modules: dict[str, Path] = {}
-    for entry in (listed or "").split(","):
-        name, equals, path = (part.strip() for part in entry.partition("="))
-        if not entry.strip():
-            continue
-        if not (name and equals and path) or name in modules:
-            raise ConfigError(
-                f"lora_modules has {entry.strip()!r}; give name=path, each name once, with commas between"
-            )
+    for name, path in pairs:
+        if not (name and path) or name in modules:
+            raise _odd_modules(f"{name}={path}")
         modules[name] = Path(path).expanduser()
     return modules
+
+
+def _pairs(text: str) -> Iterator[tuple[str, str]]:
+    for entry in filter(None, map(str.strip, text.split(","))):
+        name, _, path = entry.partition("=")
+        yield name.strip(), path.strip()
+
+
+def _objects(text: str) -> Iterator[tuple[str, str]]:
+    try:
+        for module in msgspec.json.decode(f"[{text}]", type=list[_Module]):
+            yield module.name, module.path
+    except msgspec.MsgspecError:
+        raise _odd_modules(text) from None
+
+
+class _Module(msgspec.Struct):
+    """As vLLM writes it; other fields say nothing here."""
+
+    name: str
+    path: str
+
+
+def _odd_modules(entry: str) -> ConfigError:
+    return ConfigError(
+        f"lora_modules has {entry!r:.200}; give name=path, or objects with a name and a path, each name once, with "
+        "commas between"
+    )

@@ -1,11 +1,12 @@
 """The life of ``octavo serve``: bind, answer "loading", start the engine, serve, end.
 
-The socket is bound before anything slow happens, and a small responder answers on it while this process imports the
-web framework; meanwhile the core process, started first, loads the model.
+The socket is bound before anything slow happens. Then the core process starts, which begins with the imports that take
+longest, and a small responder answers while this process imports the web framework.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -13,12 +14,14 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from octavo.config.flat import EngineArgs
 from octavo.config.server import ServerConfig
+from octavo.engine.core_process import CoreProcess
 from octavo.server.startup_responder import StartupResponder
 from octavo.words.errors import ConfigError, ListenError
 
@@ -29,11 +32,12 @@ if TYPE_CHECKING:
 
 BACKLOG = 2048
 
+WORKER_MODULE = "octavo.device.worker.build"
+
 logger = logging.getLogger(__name__)
-StartEngine = Callable[[EngineArgs], "AsyncLLM"]
 
 
-def serve(args: EngineArgs, config: ServerConfig, *, start_engine: StartEngine | None = None) -> int:
+def serve(args: EngineArgs, config: ServerConfig) -> int:
     """Serve until told to stop; the exit code: 0 after a requested stop, 1 when the engine failed.
 
     Raises ListenError for a port that is taken, ConfigError for keys that cannot be read.
@@ -46,15 +50,19 @@ def serve(args: EngineArgs, config: ServerConfig, *, start_engine: StartEngine |
     _check_parsers(config)
     listener = bind(config)
     logger.info("Listening on %s; the model is loading", address_of(listener, config))
+    end_at_once.hold()
+    core = _start_core(args)
     responder = StartupResponder(listener, tls)
-    starting = _in_thread(start_engine or _start_engine, args)
+    starting = _in_thread(partial(_start_engine, args, core))
     try:
+        end_at_once.release()
         from octavo.server.running import run_server
 
         end_at_once.check()
         return run_server(args, config, api_keys, listener, responder, starting)
     finally:
         responder.stop()
+        core.end()
         listener.close()
         if config.uds is not None:
             Path(config.uds).unlink(missing_ok=True)
@@ -69,9 +77,20 @@ class EndAtOnce:
 
     def __init__(self) -> None:
         self._is_asked = False
+        self._is_held = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         self._is_asked = True
+        if not self._is_held:
+            self.check()
+
+    def hold(self) -> None:
+        """Answer a signal that comes from now on with ``release``."""
+        self._is_held = True
+
+    def release(self) -> None:
+        """Answer signals at once again."""
+        self._is_held = False
         self.check()
 
     def check(self) -> None:
@@ -161,18 +180,30 @@ def _check_parsers(config: ServerConfig) -> None:
         check_parsers(config)
 
 
-def _start_engine(args: EngineArgs) -> AsyncLLM:
+def _has_worker(args: EngineArgs) -> bool:
+    return args.load_format != "mock" and args.distributed_executor_backend == "uni"
+
+
+def _start_core(args: EngineArgs) -> CoreProcess:
+    core = CoreProcess(preload=WORKER_MODULE if _has_worker(args) else "")
+    with contextlib.suppress(OSError):  # its client tries again, and tells
+        core.start()
+    return core
+
+
+def _start_engine(args: EngineArgs, core: CoreProcess) -> AsyncLLM:
+    from octavo.engine.client import make_supervised_client
     from octavo.frontend.async_llm import AsyncLLM
 
-    return AsyncLLM.from_engine_args(args)
+    return AsyncLLM.from_engine_args(args, make_client=partial(make_supervised_client, first=core))
 
 
-def _in_thread(start_engine: StartEngine, args: EngineArgs) -> Future[AsyncLLM]:
+def _in_thread(start_engine: Callable[[], AsyncLLM]) -> Future[AsyncLLM]:
     started: Future[AsyncLLM] = Future()
 
     def start() -> None:
         try:
-            started.set_result(start_engine(args))
+            started.set_result(start_engine())
         except BaseException as error:
             started.set_exception(error)
 

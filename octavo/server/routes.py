@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -59,18 +60,22 @@ ERRORS = {
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Route:
     """A path with its endpoint. ``body`` and ``answer`` are what OpenAPI shows; None = none, or any object."""
 
+    tag: str
+    methods: tuple[str, ...]
     path: str
     endpoint: Endpoint
-    methods: tuple[str, ...] = ("GET",)
-    tag: str
+    _: KW_ONLY
     body: type[msgspec.Struct] | None = None
     answer: type[msgspec.Struct] | None = None
     streams: bool = False
     answer_type: str = "application/json"
+
+
+GET, POST, DELETE = ("GET",), ("POST",), ("DELETE",)
 
 
 def all_routes(context: ServerContext) -> Iterator[Route]:
@@ -82,7 +87,7 @@ def all_routes(context: ServerContext) -> Iterator[Route]:
     yield from _pooling_routes(context)
     yield from _token_routes(context)
     if not context.config.disable_ui:
-        yield Route(path="/ui/engine/state", endpoint=EngineViews(context).show, tag="page", answer=EngineView)
+        yield Route("page", GET, "/ui/engine/state", EngineViews(context).show, answer=EngineView)
     if context.config.lora_folder is not None:
         yield from _adapter_routes(context, context.config.lora_folder)
     if context.config.dev_mode:
@@ -90,135 +95,74 @@ def all_routes(context: ServerContext) -> Iterator[Route]:
 
 
 def _status_routes(context: ServerContext) -> Iterator[Route]:
-    status = Status(context)
-    for path, endpoint in (("/live", status.live), ("/health", status.health), ("/version", status.version)):
-        yield Route(path=path, endpoint=endpoint, tag="status")
-    yield Route(path="/ping", endpoint=status.health, methods=("GET", "POST"), tag="status")
-    yield Route(path="/load", endpoint=status.load, tag="status")
-    yield Route(path="/metrics", endpoint=status.metrics, tag="status", answer_type="text/plain")
+    get, status = partial(Route, "status", GET), Status(context)
+    yield get("/live", status.live)
+    yield get("/health", status.health)
+    yield get("/version", status.version)
+    yield Route("status", GET + POST, "/ping", status.health)
+    yield get("/load", status.load)
+    yield get("/metrics", status.metrics, answer_type="text/plain")
 
 
 def _openai_routes(context: ServerContext) -> Iterator[Route]:
-    models = Models(context)
-    yield Route(path="/v1/models", endpoint=models.list_models, tag="openai", answer=ModelList)
-    yield Route(path="/v1/models/{model:path}", endpoint=models.show_model, tag="openai", answer=ModelCard)
-    yield Route(
-        path="/v1/completions",
-        endpoint=Completions(context).create,
-        methods=("POST",),
-        tag="openai",
-        body=CompletionRequest,
-        answer=Completion,
-        streams=True,
-    )
-    yield Route(
-        path="/v1/chat/completions",
-        endpoint=ChatCompletions(context).create,
-        methods=("POST",),
-        tag="openai",
-        body=ChatCompletionRequest,
-        answer=ChatCompletion,
-        streams=True,
-    )
+    get, post = partial(Route, "openai", GET), partial(Route, "openai", POST)
+    models, chats, completions = Models(context), ChatCompletions(context), Completions(context)
+    yield get("/v1/models", models.list_models, answer=ModelList)
+    yield get("/v1/models/{model:path}", models.show_model, answer=ModelCard)
+    yield post("/v1/completions", completions.create, body=CompletionRequest, answer=Completion, streams=True)
+    yield post("/v1/chat/completions", chats.create, body=ChatCompletionRequest, answer=ChatCompletion, streams=True)
 
 
 def _response_routes(context: ServerContext) -> Iterator[Route]:
-    responses = Responses(context)
-    path = "/v1/responses"
-    yield Route(
-        path=path,
-        endpoint=responses.create,
-        methods=("POST",),
-        tag="openai",
-        body=ResponseRequest,
-        answer=ResponseObject,
-        streams=True,
-    )
-    path += "/{response_id}"
-    delete = ("DELETE",)
-    yield Route(path=path, endpoint=responses.retrieve, tag="openai", answer=ResponseObject)
-    yield Route(path=path, endpoint=responses.delete, methods=delete, tag="openai", answer=DeletedResponse)
-    yield Route(path=f"{path}/cancel", endpoint=responses.cancel, methods=("POST",), tag="openai")
+    get, post, delete = (partial(Route, "openai", method) for method in (GET, POST, DELETE))
+    responses, one = Responses(context), "/v1/responses/{response_id}"
+    yield post("/v1/responses", responses.create, body=ResponseRequest, answer=ResponseObject, streams=True)
+    yield get(one, responses.retrieve, answer=ResponseObject)
+    yield delete(one, responses.delete, answer=DeletedResponse)
+    yield post(f"{one}/cancel", responses.cancel)
 
 
 def _anthropic_routes(context: ServerContext) -> Iterator[Route]:
-    messages = Messages(context)
-    yield Route(
-        path="/v1/messages",
-        endpoint=messages.create,
-        methods=("POST",),
-        tag="anthropic",
-        body=MessageRequest,
-        answer=MessageObject,
-        streams=True,
-    )
-    yield Route(
-        path="/v1/messages/count_tokens",
-        endpoint=messages.count_tokens,
-        methods=("POST",),
-        tag="anthropic",
-        body=CountTokensRequest,
-        answer=TokenCount,
-    )
+    post, messages = partial(Route, "anthropic", POST), Messages(context)
+    yield post("/v1/messages", messages.create, body=MessageRequest, answer=MessageObject, streams=True)
+    yield post("/v1/messages/count_tokens", messages.count_tokens, body=CountTokensRequest, answer=TokenCount)
 
 
 def _pooling_routes(context: ServerContext) -> Iterator[Route]:
-    pooling = Pooling(context)
-    bodies: list[tuple[tuple[str, ...], Endpoint, type[msgspec.Struct], type[msgspec.Struct]]] = [
-        (("/v1/embeddings",), pooling.embeddings, EmbeddingRequest, PooledList),
-        (("/pooling",), pooling.pooling, PoolingRequest, PooledList),
-        (("/classify",), pooling.classify, ClassifyRequest, PooledList),
-        (("/score", "/v1/score"), pooling.score, ScoreRequest, PooledList),
-        (("/rerank", "/v1/rerank", "/v2/rerank"), pooling.rerank, RerankRequest, RerankAnswer),
-    ]
-    for paths, endpoint, body, answer in bodies:
-        for path in paths:
-            yield Route(path=path, endpoint=endpoint, methods=("POST",), tag="pooling", body=body, answer=answer)
+    post, pooling = partial(Route, "pooling", POST), Pooling(context)
+    yield post("/v1/embeddings", pooling.embeddings, body=EmbeddingRequest, answer=PooledList)
+    yield post("/pooling", pooling.pooling, body=PoolingRequest, answer=PooledList)
+    yield post("/classify", pooling.classify, body=ClassifyRequest, answer=PooledList)
+    for path in ("/score", "/v1/score"):
+        yield post(path, pooling.score, body=ScoreRequest, answer=PooledList)
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+        yield post(path, pooling.rerank, body=RerankRequest, answer=RerankAnswer)
 
 
 def _token_routes(context: ServerContext) -> Iterator[Route]:
+    get, post = partial(Route, "tokens", GET), partial(Route, "tokens", POST)
     tokens = Tokens(context)
-    yield Route(
-        path="/tokenize",
-        endpoint=tokens.tokenize,
-        methods=("POST",),
-        tag="tokens",
-        body=TokenizeRequest,
-        answer=TokenizeResponse,
-    )
-    yield Route(
-        path="/detokenize",
-        endpoint=tokens.detokenize,
-        methods=("POST",),
-        tag="tokens",
-        body=DetokenizeRequest,
-        answer=DetokenizeResponse,
-    )
-    yield Route(path="/tokenizer_info", endpoint=tokens.tokenizer_info, tag="tokens")
+    yield post("/tokenize", tokens.tokenize, body=TokenizeRequest, answer=TokenizeResponse)
+    yield post("/detokenize", tokens.detokenize, body=DetokenizeRequest, answer=DetokenizeResponse)
+    yield get("/tokenizer_info", tokens.tokenizer_info)
 
 
 def _adapter_routes(context: ServerContext, folder: str) -> Iterator[Route]:
+    post = partial(Route, "adapters", POST, answer_type="text/plain")
     routes = AdapterRoutes(folder, context.state, context.adapters, context.bodies)
-    for path, endpoint, body in (
-        ("/v1/load_lora_adapter", routes.load, LoadAdapterRequest),
-        ("/v1/unload_lora_adapter", routes.unload, UnloadAdapterRequest),
-    ):
-        yield Route(
-            path=path, endpoint=endpoint, methods=("POST",), tag="adapters", body=body, answer_type="text/plain"
-        )
+    yield post("/v1/load_lora_adapter", routes.load, body=LoadAdapterRequest)
+    yield post("/v1/unload_lora_adapter", routes.unload, body=UnloadAdapterRequest)
 
 
 def _development_routes(context: ServerContext) -> Iterator[Route]:
+    get, post = partial(Route, "development", GET), partial(Route, "development", POST)
     development = Development(context)
-    post = ("POST",)
-    yield Route(path="/reset_prefix_cache", endpoint=development.reset_prefix_cache, methods=post, tag="development")
-    yield Route(
-        path="/collective_rpc", endpoint=development.collective_rpc, methods=post, tag="development", body=RpcRequest
-    )
-    yield Route(path="/pause", endpoint=development.pause, methods=post, tag="development", body=PauseRequest)
-    yield Route(path="/resume", endpoint=development.resume, methods=post, tag="development")
-    yield Route(path="/is_paused", endpoint=development.is_paused, tag="development")
-    yield Route(path="/server_info", endpoint=development.server_info, tag="development")
+    yield post("/reset_prefix_cache", development.reset_prefix_cache)
+    yield post("/collective_rpc", development.collective_rpc, body=RpcRequest)
+    yield post("/pause", development.pause, body=PauseRequest)
+    yield post("/resume", development.resume)
+    yield get("/is_paused", development.is_paused)
+    yield get("/server_info", development.server_info)
 
 
 # OpenAPI

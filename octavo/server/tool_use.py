@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from octavo.frontend.input_processor import GRAMMAR_CHECK
+from octavo.frontend.sampling_resolver import GRAMMAR_CHECK
 from octavo.server.api_error import ApiError
 from octavo.server.tool_parsers.tool_format import Tool, parameters
 from octavo.util.lazy import resolve

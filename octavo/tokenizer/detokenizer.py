@@ -17,23 +17,24 @@ class CharacterStream:
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
         """``before`` are the tokens ahead of the stream; a character they leave unfinished is finished by it."""
-        self._tokenizer = tokenizer
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        for token_id in before[-_PRIMING_TOKENS:]:
-            self._decoder.decode(tokenizer.token_bytes(token_id))
-
-    @property
-    def pending(self) -> bytes:
+        self._bytes_of = tokenizer.token_bytes
+        self.pending = b""
         """The bytes of a character that is not whole yet."""
-        return self._decoder.getstate()[0]
+        self.push(*before[-_PRIMING_TOKENS:])
 
-    def push(self, token_id: int) -> str:
-        """Return the characters that ``token_id`` completes."""
-        return self._decoder.decode(self._tokenizer.token_bytes(token_id))
+    def push(self, *token_ids: int) -> str:
+        """Return the characters that these tokens complete."""
+        return self._decode(b"".join(map(self._bytes_of, token_ids)), is_last=False)
 
     def end(self) -> str:
         """Return what an unfinished character comes to: U+FFFD, or nothing where all are whole."""
-        return self._decoder.decode(b"", final=True)
+        return self._decode(b"", is_last=True)
+
+    def _decode(self, data: bytes, *, is_last: bool) -> str:
+        data = self.pending + data
+        text, num_read = codecs.utf_8_decode(data, "replace", is_last)
+        self.pending = data[num_read:]
+        return text
 
 
 class IncrementalDetokenizer:
@@ -54,7 +55,8 @@ class IncrementalDetokenizer:
         self._sent = 0
         self._held = 0 if self._shows_stop else max(map(len, self._stops), default=1) - 1
         self._ended = False
-        self.text = ""
+        self._unread: list[int] = []
+        self._text = ""
         self.num_kept_tokens = 0
 
     def append(self, token_ids: Sequence[int], stop_terminated: bool = False) -> str | None:
@@ -63,6 +65,10 @@ class IncrementalDetokenizer:
         ``stop_terminated`` says that the last of them is the token that ended the choice. After a stop string the text
         is final, and ``num_kept_tokens`` counts all tokens up to the one that completed it.
         """
+        if not self._stops:
+            self.num_kept_tokens += len(token_ids)
+            self._unread.extend(token_ids[:-1] if stop_terminated else token_ids)
+            return None
         for place, token_id in enumerate(token_ids):
             self.num_kept_tokens += 1
             if stop_terminated and place == len(token_ids) - 1:
@@ -73,27 +79,36 @@ class IncrementalDetokenizer:
 
     def take_delta(self, finished: bool) -> str:
         """Return the text since the last call; while not ``finished``, what may be the start of a stop string stays."""
+        text = self.text
         if finished and not self._ended:
             self._ended = True
-            self.text += self._stream.end()
-        end = len(self.text) - (0 if finished else self._held)
+            self._text = text = text + self._stream.end()
+        end = len(text) - (0 if finished else self._held)
         if end <= self._sent:
             return ""
-        delta = self.text[self._sent : end]
+        delta = text[self._sent : end]
         self._sent = end
         return delta
 
     @property
+    def text(self) -> str:
+        """All text so far, but for a character that is not whole yet."""
+        if self._unread:
+            self._text += self._stream.push(*[each for each in self._unread if each not in self._skipped])
+            self._unread.clear()
+        return self._text
+
+    @property
     def visible_text(self) -> str:
         """All text that ``take_delta`` has given so far."""
-        return self.text[: self._sent]
+        return self._text[: self._sent]
 
     def _take(self, token_id: int) -> str | None:
         new = "" if token_id in self._skipped else self._stream.push(token_id)
         if not new:
             return None
-        before = len(self.text)
-        self.text += new
+        before = len(self._text)
+        self._text += new
         if self.num_kept_tokens <= self._min_tokens:
             return None
         return self._find_stop(before)
@@ -103,11 +118,11 @@ class IncrementalDetokenizer:
         found = [
             (start + len(stop), start, stop)
             for stop in self._stops
-            if (start := self.text.find(stop, max(0, before - len(stop) + 1))) >= 0
+            if (start := self._text.find(stop, max(0, before - len(stop) + 1))) >= 0
         ]
         if not found:
             return None
         end, start, stop = min(found)
-        self.text = self.text[: end if self._shows_stop else start]
+        self._text = self._text[: end if self._shows_stop else start]
         self._ended = True
         return stop

@@ -6,6 +6,7 @@ draw block ids from one pool, so the pages of all groups are made equal in size 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TypeAlias
 
 import msgspec
@@ -208,3 +209,49 @@ class KVCacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_usable_blocks(self) -> int:
         return self.num_blocks - 1
+
+
+def windows_as_full(specs: Mapping[str, AnyKVCacheSpec]) -> dict[str, AnyKVCacheSpec]:
+    """Serve sliding windows and local chunks as full attention, so that fewer groups are needed.
+
+    The memory of tokens outside the window is spent; the layer still masks them.
+    """
+    attention = [spec for spec in specs.values() if isinstance(spec, AttentionSpec)]
+    windows = {getattr(spec, "sliding_window", None) for spec in attention}
+    # A group's spec holds for each of its layers: the window is only kept where all have the same.
+    window = windows.pop() if len(windows) == 1 else None
+    return {
+        name: FullAttentionSpec(
+            block_size=spec.block_size,
+            page_size_padded=spec.page_size_padded,
+            num_kv_heads=spec.num_kv_heads,
+            head_size=spec.head_size,
+            dtype=spec.dtype,
+            sliding_window=window,
+        )
+        if isinstance(spec, FullAttentionSpec | SlidingWindowSpec | ChunkedLocalAttentionSpec)
+        else spec
+        for name, spec in specs.items()
+    }
+
+
+def following_specs(specs: Mapping[str, AnyKVCacheSpec], followed: KVCacheGroup) -> dict[str, AnyKVCacheSpec]:
+    """What a drafter's layers ask where they share the block table of a group: they keep every token, as it does."""
+    block_size = followed.spec.block_size
+    return {name: spec.with_block_size(block_size) for name, spec in windows_as_full(specs).items()}  # type: ignore[misc]
+
+
+def following_cache(
+    specs: Mapping[str, AnyKVCacheSpec], followed: KVCacheGroup, *, num_blocks: int, max_model_len: int
+) -> KVCacheConfig:
+    """The cache of a drafter's layers, beside that of the model whose group they follow."""
+    specs = following_specs(specs, followed)
+    (spec,) = set(specs.values())
+    return KVCacheConfig(
+        num_blocks=num_blocks,
+        groups=(KVCacheGroup(layer_names=tuple(specs), spec=spec),),
+        tensors=tuple(KVCacheTensor(size_bytes=num_blocks * spec.page_bytes, layer_names=(name,)) for name in specs),
+        scheduler_block_size=spec.block_size,
+        hash_block_size=spec.block_size,
+        max_model_len=max_model_len,
+    )

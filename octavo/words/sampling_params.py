@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import sys
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -77,9 +78,11 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
 
     def __post_init__(self) -> None:
-        self._check_types()
+        # Most fields of most requests are the defaults, which are right.
+        given = [name for name, default in _DEFAULTS.items() if getattr(self, name) is not default]
+        self._check_types(given)
         self._normalise()
-        self._check_ranges()
+        self._check_ranges(given)
         self._check_lists()
         self._check_combinations()
         if self.is_greedy or self.beam_search is not None:
@@ -114,62 +117,16 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
         if GREEDY_BELOW <= self.temperature < LOWEST_TEMPERATURE:
             self.temperature = LOWEST_TEMPERATURE
 
-    def _check_types(self) -> None:
-        for name in ("n", "top_k", "min_tokens"):
-            _require_int(name, getattr(self, name))
-        for name in ("seed", "max_tokens", "logprobs", "prompt_logprobs", "thinking_token_budget"):
-            if getattr(self, name) is not None:
-                _require_int(name, getattr(self, name))
-        for name in _NUMBERS:
-            _require_finite(name, getattr(self, name))
-        for name in _SWITCHES:
-            _require(name, isinstance(getattr(self, name), bool), "must be True or False", getattr(self, name))
-        self._check_containers()
+    def _check_types(self, given: Iterable[str]) -> None:
+        for name in given:
+            _TYPES[name](name, getattr(self, name))
 
-    def _check_containers(self) -> None:
-        for name in _LISTS:
-            value = getattr(self, name)
-            is_one_stop = name == "stop" and isinstance(value, str)
-            _require(name, value is None or is_one_stop or isinstance(value, list | tuple), "must be a list", value)
-        _require("logit_bias", isinstance(self.logit_bias, dict | None), "must be a dict", self.logit_bias)
-        for name, kind in _STRUCTS.items():
-            value = getattr(self, name)
-            _require(name, isinstance(value, kind | None), f"must be {kind.__name__}", value)
-        _require_plain("extra_args", self.extra_args)
-        output_kind = self.output_kind
-        is_kind = isinstance(output_kind, RequestOutputKind)
-        _require("output_kind", is_kind, "must be a RequestOutputKind", output_kind)
-
-    def _check_ranges(self) -> None:
-        _require("n", 1 <= self.n <= MAX_N, f"must be between 1 and {MAX_N}", self.n)
-        for name in ("presence_penalty", "frequency_penalty"):
-            value = getattr(self, name)
-            _require(name, -2.0 <= value <= 2.0, "must be between -2 and 2", value)
-        _require(
-            "repetition_penalty",
-            1 / MAX_REPETITION_PENALTY <= self.repetition_penalty <= MAX_REPETITION_PENALTY,
-            f"must be between {1 / MAX_REPETITION_PENALTY:g} and {MAX_REPETITION_PENALTY:g}",
-            self.repetition_penalty,
-        )
-        _require("temperature", 0.0 <= self.temperature <= 2.0, "must be between 0 and 2", self.temperature)
-        _require("top_p", 0.0 < self.top_p <= 1.0, "must be above 0 and at most 1", self.top_p)
-        _require("top_k", 0 <= self.top_k <= MAX_INT, f"must be -1 or 0 (all), or 1 to {MAX_INT}", self.top_k)
-        _require("min_p", 0.0 <= self.min_p <= 1.0, "must be between 0 and 1", self.min_p)
-        _require(
-            "seed", self.seed is None or 0 <= self.seed <= MAX_SEED, f"must be -1 (none) or 0 to {MAX_SEED}", self.seed
-        )
-        _require(
-            "max_tokens",
-            self.max_tokens is None or 1 <= self.max_tokens <= MAX_INT,
-            f"must be 1 to {MAX_INT}",
-            self.max_tokens,
-        )
-        _require("min_tokens", 0 <= self.min_tokens <= MAX_INT, f"must be 0 to {MAX_INT}", self.min_tokens)
-        budget = self.thinking_token_budget
-        _require("thinking_token_budget", budget is None or 0 <= budget <= MAX_INT, f"must be 0 to {MAX_INT}", budget)
-        for name in ("logprobs", "prompt_logprobs"):
-            value = getattr(self, name)
-            _require(name, value is None or value >= -1, "must be at least 0, or -1 for the whole vocabulary", value)
+    def _check_ranges(self, given: Iterable[str]) -> None:
+        for name in given:
+            if name in _RANGES:
+                is_in_range, rule = _RANGES[name]
+                value = getattr(self, name)
+                _require(name, value is None or is_in_range(value), rule, value)
 
     def _check_lists(self) -> None:
         for text in self.stop_strings:
@@ -220,18 +177,6 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
 
 _NOT_WITH_BEAMS = ("structured_outputs", "stop", "repetition_detection")
 _NUMBERS = ("presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "min_p")
-_SWITCHES = (
-    "ignore_eos",
-    "detokenize",
-    "skip_special_tokens",
-    "spaces_between_special_tokens",
-    "include_stop_str_in_output",
-)
-_STRUCTS: dict[str, type] = {
-    "structured_outputs": StructuredOutputParams,
-    "repetition_detection": RepetitionDetectionParams,
-    "beam_search": BeamSearch,
-}
 _LISTS = ("stop", "stop_token_ids", "allowed_token_ids", "bad_words")
 
 
@@ -250,12 +195,41 @@ def _require_finite(name: str, value: object) -> None:
     _require(name, is_number and -MAX_FLOAT <= value <= MAX_FLOAT, "must be a finite number", value)  # type: ignore[operator]
 
 
+def _require_int_or_none(name: str, value: object) -> None:
+    if value is not None:
+        _require_int(name, value)
+
+
+def _require_switch(name: str, value: object) -> None:
+    _require(name, isinstance(value, bool), "must be True or False", value)
+
+
+def _require_list(name: str, value: object) -> None:
+    _require(name, isinstance(value, list | tuple | None), "must be a list", value)
+
+
+def _require_stops(name: str, value: object) -> None:
+    if not isinstance(value, str):
+        _require_list(name, value)
+
+
+def _require_kind(kind: type, said: str) -> Callable[[str, object], None]:
+    def check(name: str, value: object) -> None:
+        _require(name, isinstance(value, kind | None), f"must be {said}", value)
+
+    return check
+
+
 def _require_text(name: str, value: object) -> None:
     _require(name, isinstance(value, str) and value != "", "must hold non-empty strings", value)
     try:
         str(value).encode()
     except UnicodeEncodeError:
         _require(name, False, "must hold valid Unicode, no half of a surrogate pair", value)
+
+
+def _require_output_kind(name: str, value: object) -> None:
+    _require(name, isinstance(value, RequestOutputKind), "must be a RequestOutputKind", value)
 
 
 def _require_plain(name: str, value: object) -> None:
@@ -271,3 +245,50 @@ def _require_plain(name: str, value: object) -> None:
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+_TYPES: dict[str, Callable[[str, object], None]] = {
+    **dict.fromkeys(("n", "top_k", "min_tokens"), _require_int),
+    **dict.fromkeys(
+        ("seed", "max_tokens", "logprobs", "prompt_logprobs", "thinking_token_budget"), _require_int_or_none
+    ),
+    **dict.fromkeys(_NUMBERS, _require_finite),
+    **dict.fromkeys(
+        (
+            "ignore_eos",
+            "detokenize",
+            "skip_special_tokens",
+            "spaces_between_special_tokens",
+            "include_stop_str_in_output",
+        ),
+        _require_switch,
+    ),
+    **dict.fromkeys(_LISTS, _require_list),
+    "stop": _require_stops,
+    "logit_bias": _require_kind(dict, "a dict"),
+    "structured_outputs": _require_kind(StructuredOutputParams, "StructuredOutputParams"),
+    "repetition_detection": _require_kind(RepetitionDetectionParams, "RepetitionDetectionParams"),
+    "beam_search": _require_kind(BeamSearch, "BeamSearch"),
+    "extra_args": _require_plain,
+    "output_kind": _require_output_kind,
+}
+_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "n": (lambda n: 1 <= n <= MAX_N, f"must be between 1 and {MAX_N}"),
+    "presence_penalty": (lambda penalty: -2.0 <= penalty <= 2.0, "must be between -2 and 2"),
+    "frequency_penalty": (lambda penalty: -2.0 <= penalty <= 2.0, "must be between -2 and 2"),
+    "repetition_penalty": (
+        lambda penalty: 1 / MAX_REPETITION_PENALTY <= penalty <= MAX_REPETITION_PENALTY,
+        f"must be between {1 / MAX_REPETITION_PENALTY:g} and {MAX_REPETITION_PENALTY:g}",
+    ),
+    "temperature": (lambda temperature: 0.0 <= temperature <= 2.0, "must be between 0 and 2"),
+    "top_p": (lambda top_p: 0.0 < top_p <= 1.0, "must be above 0 and at most 1"),
+    "top_k": (lambda top_k: 0 <= top_k <= MAX_INT, f"must be -1 or 0 (all), or 1 to {MAX_INT}"),
+    "min_p": (lambda min_p: 0.0 <= min_p <= 1.0, "must be between 0 and 1"),
+    "seed": (lambda seed: 0 <= seed <= MAX_SEED, f"must be -1 (none) or 0 to {MAX_SEED}"),
+    "max_tokens": (lambda number: 1 <= number <= MAX_INT, f"must be 1 to {MAX_INT}"),
+    "min_tokens": (lambda number: 0 <= number <= MAX_INT, f"must be 0 to {MAX_INT}"),
+    "thinking_token_budget": (lambda number: 0 <= number <= MAX_INT, f"must be 0 to {MAX_INT}"),
+    "logprobs": (lambda number: number >= -1, "must be at least 0, or -1 for the whole vocabulary"),
+    "prompt_logprobs": (lambda number: number >= -1, "must be at least 0, or -1 for the whole vocabulary"),
+}
+_DEFAULTS: dict[str, Any] = {field.name: field.default for field in msgspec.structs.fields(SamplingParams)}

@@ -71,6 +71,14 @@ def test_patterns_give_projections_their_own_rank_and_alpha(model: Path, tmp_pat
     assert set(scales.values()) == {2.0}
 
 
+@pytest.mark.parametrize("target_modules", ["all-linear", ["q_proj"], ".*_proj", None])
+def test_the_tensors_say_which_layers_are_changed_whatever_the_config_targets(
+    adapter: Path, model: Path, target_modules: Any
+) -> None:
+    change(adapter, target_modules=target_modules, exclude_modules=None, layers_to_transform=None)
+    assert len(read(adapter, model).updates) == 3 * 7
+
+
 @pytest.mark.parametrize("wrapped", ["model.language_model.layers", "language_model.model.layers"])
 def test_text_models_inside_others_are_found(model: Path, tmp_path: Path, wrapped: str) -> None:
     adapter = save_tiny_adapter(tmp_path / "a", model, modules=("q_proj",))
@@ -144,7 +152,7 @@ def test_what_is_no_low_rank_update_of_a_layer_is_named(adapter: Path, model: Pa
     ("config", "reason"),
     [
         ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
-        ({"use_dora": True}, "DoRA"),
+        ({"use_dora": True}, r"DoRA \(use_dora\) is not served; only low-rank updates are"),
         ({"bias": "all"}, "bias 'all'"),
         ({"lora_bias": True}, "lora_bias"),
         ({"fan_in_fan_out": True}, "fan_in_fan_out"),

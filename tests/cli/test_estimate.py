@@ -21,6 +21,7 @@ from octavo.plan.kv_specs import kv_cache_specs
 from octavo.plan.plan import Plan
 from octavo.plan.planner import make_plan
 from octavo.words.model_facts import ModelFacts
+from tests.drafters import save_noisy_copy
 from tests.tiny_models import ARCHITECTURES, save_tiny_model
 
 
@@ -68,6 +69,32 @@ def test_an_estimate_is_what_the_engine_then_does(succ: Path) -> None:
         assert figures["longest_length"] == llm.info.max_model_len
         assert figures["concurrency"] == llm.info.max_concurrency
         assert figures["kv_cache_bytes"] == sum(tensor.size_bytes for tensor in llm.info.kv_cache_config.tensors)
+
+
+def test_adapters_and_a_drafter_are_part_of_it_and_the_engine_then_does_the_same(
+    succ: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = save_tiny_model(tmp_path / "model", "llama")
+    (tmp_path / "drafter").mkdir()
+    drafter = save_noisy_copy(model, tmp_path / "drafter")
+    options = {"max_model_len": 64, "kv_cache_memory_bytes": 1 << 20, "block_size": 16, "dtype": "float32"}
+    options |= {"speculative_method": "draft_model", "speculative_model": str(drafter)}
+    options |= {"enable_lora": True, "max_loras": 2, "max_lora_rank": 4}
+    flags = [f"--{name}={value}" for name, value in options.items() if value is not True] + ["--enable-lora"]
+    assert main(["estimate", str(model), *flags, "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert main(["estimate", str(model), *flags]) == 0
+    text = capsys.readouterr().out
+    assert "LoRA adapters     0.00 GiB at most" in text and "the drafter's     0.00 GiB of them" in text
+    with LLM(str(model), tokenizer=str(succ), **options) as llm:
+        plan, config = llm.info.plan, llm.info.kv_cache_config
+    assert config.drafter is not None
+    num_bytes = sum(tensor.size_bytes for tensor in (*config.tensors, *config.drafter.tensors))
+    assert figures["kv_cache_bytes"] == num_bytes
+    assert figures["kv_bytes_per_token"] == num_bytes / config.num_blocks / 16
+    assert figures["longest_length"] == config.max_model_len
+    assert figures["adapter_bytes"] == plan.adapter_bytes > 0
+    assert figures["drafter_bytes"] == plan.drafter_bytes == figures["weight_bytes"] // 2
 
 
 def test_the_command_prints_text_or_json(succ: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
-from octavo import LLM, RequestOutput, StructuredOutputParams
+from octavo import LLM, LoRARequest, RequestOutput, SamplingParams, StructuredOutputParams
 from octavo.words.errors import ConfigError
 from tests.drafters import save_eagle_head, save_medusa_heads, save_noisy_copy
 from tests.e2e.test_speculation import FEW, ask, metric, said
+from tests.tiny_adapters import save_tiny_adapter
 from tests.tiny_models import save_tiny_model
 
 PREFIX = [7, 3, 9, 2] * 12
@@ -137,6 +139,35 @@ def test_rejection_sampling_leaves_greedy_answers_as_they_are(drafting: dict[str
     with LLM(**drafting, speculative_verification="rejection") as llm:
         assert said(ask(llm, PROMPTS)) == said(ask(plain, PROMPTS))
         assert num_right(llm) > 0
+
+
+def test_the_base_model_drafts_for_adapters_and_embeddings(
+    drafting: dict[str, Any], options: dict[str, Any], tmp_path: Path
+) -> None:
+    """A drafter sees neither: it guesses what the base model would say, and the model judges that."""
+    model = Path(options["model"])
+    folders = [save_tiny_adapter(tmp_path / str(seed), model, seed=seed, size=0.1) for seed in (1, 2)]
+    adapters = [LoRARequest(folder.name, 1, str(folder)) for folder in folders]
+    rows = load_file(model / "model.safetensors")["model.embed_tokens.weight"][PROMPTS[1]]
+    prompts: list[Any] = [{"prompt_token_ids": PROMPTS[1]}] * 3 + [{"prompt_embeds": rows}] * 2
+    params = SamplingParams(temperature=0.0, max_tokens=32, ignore_eos=True, logprobs=2, allowed_token_ids=FEW)
+
+    def answer(llm: LLM) -> list[RequestOutput]:
+        asked = [None, *adapters, None, adapters[0]]
+        return llm.generate(prompts, params, use_tqdm=False, lora_request=asked)
+
+    more = {"enable_lora": True, "max_loras": 2, "enable_prompt_embeds": True}
+    with LLM(**options, **more) as llm:
+        wanted = said(answer(llm))
+    with LLM(**drafting, **more) as llm:
+        outputs = answer(llm)
+        assert num_right(llm) == sum(output.metrics.num_accepted_tokens for output in outputs if output.metrics)
+        (counters,) = llm.collective_rpc("adapter_counters")
+    assert said(outputs) == wanted
+    assert len({str(each) for each in wanted}) == 3, "embeddings are those of the prompt's tokens"
+    assert all(output.metrics and output.metrics.num_draft_tokens > 0 for output in outputs)
+    assert sum(output.metrics.num_accepted_tokens for output in outputs if output.metrics) > 0
+    assert counters["rows"] > 3 * len(PROMPTS[1])
 
 
 FOUR_ARE_ALLOWED = 16.3

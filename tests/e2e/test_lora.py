@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from octavo import LLM, AsyncLLM, EngineArgs, LoRARequest, RequestOutput, SamplingParams, StructuredOutputParams
 from octavo.checkpoint.adapter import projection_shapes
 from octavo.engine.supervisor import Supervisor
+from octavo.frontend.adapters import AdapterFolders
 from octavo.words.beam_search import BeamSearchParams
 from octavo.words.errors import RequestError
 from octavo.words.sampling_params import RequestOutputKind
@@ -328,3 +331,40 @@ def test_beams_keep_the_adapter_of_their_request(llama: Path, adapters: list[LoR
         assert llm.reset_prefix_cache()
         assert together == [search(llm, [one])[0] for one in given]
     assert len({str(each) for each in together}) == len(given)
+
+
+def test_adapters_in_memory_take_what_the_plan_says(llama: Path, succ: Path, tmp_path: Path) -> None:
+    """At most: of the highest rank, of all projections, and one that runs dropped from those in memory."""
+    pytest.importorskip("octavo._native", reason="built without the native module")
+    folders = [save_tiny_adapter(tmp_path / str(seed), llama, rank=6, seed=seed) for seed in range(3)]
+    with LLM(**options_of(llama, succ, max_loras=1, max_cpu_loras=2, max_lora_rank=6)) as llm:
+        each, rest = divmod(llm.info.plan.adapter_bytes, 3)
+        assert each > 0 and rest == 0
+        ask(llm, [_named(folders[0])])
+        assert counters(llm)["bytes"] == each
+        for number, folder in enumerate(folders[1:], 2):
+            found = AdapterFolders(llm.info.facts, 6).find(_named(folder))
+            llm.collective_rpc("load_adapter", found)
+            assert counters(llm)["bytes"] == number * each
+        assert counters(llm)["memory_evictions"] == 1
+        half = save_tiny_adapter(tmp_path / "half", llama, rank=6, dtype=torch.bfloat16)
+        ask(llm, [_named(half)])
+        assert counters(llm)["bytes"] == each + each // 2, "bfloat16 stays that"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_adapters_stored_in_bfloat16_answer_as_the_same_numbers_in_float32(
+    llama: Path, succ: Path, tmp_path: Path, dtype: str
+) -> None:
+    half = save_tiny_adapter(tmp_path / "half", llama, dtype=torch.bfloat16)
+    tensors = {name: tensor.float() for name, tensor in load_file(half / "adapter_model.safetensors").items()}
+    shutil.copytree(half, tmp_path / "full")
+    save_file(tensors, tmp_path / "full" / "adapter_model.safetensors")
+    with LLM(**options_of(llama, succ, dtype=dtype)) as llm:
+        narrow, wide = (ask(llm, [_named(tmp_path / name)]) for name in ("half", "full"))
+        assert counters(llm)["loads"] == 2
+    assert narrow == wide
+    full = _named(save_tiny_adapter(tmp_path / "exact", llama))
+    with LLM(**options_of(llama, succ, dtype=dtype, lora_dtype="bfloat16", max_lora_rank=4)) as llm:
+        assert ask(llm, [full]) == narrow, "rounded when it is loaded"
+        assert counters(llm)["bytes"] * 4 == llm.info.plan.adapter_bytes

@@ -89,7 +89,7 @@ def counters(engine: LLMEngine) -> dict[str, float]:
     for metric in engine.get_metrics():
         counted[metric.name] = counted.get(metric.name, 0.0) + getattr(metric, "value", 0.0)
     if engine.info.plan.max_loras:
-        counted["lora rows"] = sum(engine.collective_rpc("adapter_counters")[0].values())
+        counted["lora rows"] = engine.collective_rpc("adapter_counters")[0].get("rows", 0)
     return counted
 
 

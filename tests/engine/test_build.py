@@ -18,7 +18,13 @@ from tests.fakes import make_message
 from tests.succ import make_succ
 
 TABLE = [*EXECUTORS.values(), WORKER_BUILDER]
-TORCH_FREE = ["octavo.engine.client", "octavo.engine.core", "octavo.engine.core_proc", "octavo.frontend.llm_engine"]
+TORCH_FREE = [
+    "octavo.engine.client",
+    "octavo.engine.core",
+    "octavo.engine.core_loop",
+    "octavo.engine.core_proc",
+    "octavo.frontend.llm_engine",
+]
 
 
 def build(**asked: Any) -> Any:

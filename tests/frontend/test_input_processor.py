@@ -13,8 +13,10 @@ from octavo.checkpoint.resolve import resolve_model
 from octavo.config.engine_config import EngineConfig
 from octavo.config.model import ModelConfig
 from octavo.config.scheduler import SchedulerConfig
-from octavo.frontend.input_processor import InputProcessor, operating_system_seed, prompt_text
+from octavo.frontend.input_processor import InputProcessor
 from octavo.frontend.load_tokenizer import load_tokenizer
+from octavo.frontend.prompt_reader import prompt_text
+from octavo.frontend.sampling_resolver import operating_system_seed
 from octavo.words.errors import RequestError
 from octavo.words.sampling_params import SamplingParams
 from tests.succ import EOS, EOT

@@ -23,17 +23,13 @@ from octavo.words.errors import ConfigError, EngineDeadError, EngineError, Model
 from octavo.words.inputs import PromptType
 from octavo.words.messages import SchedulerStats
 from octavo.words.sampling_params import RequestOutputKind, SamplingParams
+from tests.held import held
 from tests.succ import EOT, make_succ
 
 ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 # The tiny model gains nothing from threads, and shares the machine's few CPUs with other tests.
 SMALL: dict[str, Any] = {"num_threads": 1}
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
-
-
-@pytest.fixture(scope="module")
-def succ(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_succ(tmp_path_factory.mktemp("succ"))
 
 
 @pytest.fixture(scope="module")
@@ -478,20 +474,15 @@ def test_a_closed_llm_says_so(succ: Path) -> None:
 
 @pytest.mark.parametrize("multiprocess", [False, True])
 def test_five_rounds_leave_nothing_behind(succ: Path, multiprocess: bool) -> None:
-    def everything() -> tuple[int, int, int]:
-        gc.collect()
-        process = psutil.Process()
-        return process.num_fds(), threading.active_count(), len(process.children())
-
     def one_round() -> None:
         with LLM(str(succ), **SMALL, max_model_len=64, multiprocess=multiprocess) as llm:
             assert texts(llm, "w") == ["xyz"]
 
     one_round()
-    before = everything()
+    before = held()
     for _ in range(5):
         one_round()
-    assert everything() == before
+    assert held() == before
 
 
 def test_an_llm_that_is_dropped_ends_its_process(succ: Path) -> None:

@@ -27,11 +27,6 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
 
 
 @pytest.fixture(scope="module")
-def succ(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_succ(tmp_path_factory.mktemp("succ"))
-
-
-@pytest.fixture(scope="module")
 def llm(succ: Path) -> Iterator[LLM]:
     extension = "tests.engine.counting_extension:CountingExtension"
     with LLM(
@@ -151,7 +146,7 @@ def test_a_core_whose_every_step_fails_raises_with_the_root_cause_last(succ: Pat
         began = time.monotonic()
         with pytest.raises(EngineDeadError) as caught:
             llm.generate("A" * 11, GREEDY, use_tqdm=False)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
         assert str(caught.value).splitlines()[-1] == "RuntimeError: the device is gone"
         with pytest.raises(EngineDeadError, match="the device is gone"):
             llm.generate("w", GREEDY, use_tqdm=False)

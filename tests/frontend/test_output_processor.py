@@ -21,6 +21,7 @@ from octavo.words.messages import (
 )
 from octavo.words.outputs import CompletionOutput, RequestOutput
 from octavo.words.sampling_params import RequestOutputKind, SamplingParams
+from tests.fakes import FakeClock
 from tests.succ import EOS
 
 ALPHABET = list(b"BCDEFGHIJKLMNOPQRSTUVWXYZ")
@@ -31,21 +32,13 @@ def tokenizer(succ: Path) -> Tokenizer:
     return load_tokenizer(resolve_model(str(succ)))
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def processor(tokenizer: Tokenizer, clock: Clock) -> OutputProcessor:
+def processor(tokenizer: Tokenizer, clock: FakeClock) -> OutputProcessor:
     return OutputProcessor(tokenizer, clock=clock)
 
 
@@ -194,7 +187,7 @@ def test_a_prompt_of_one_token_has_one_empty_prompt_logprob(processor: OutputPro
     assert processor.process_outputs(step(tokens(b"B"))).request_outputs[0].prompt_logprobs == [None]
 
 
-def test_metrics_tell_times_preemptions_and_cached_tokens(processor: OutputProcessor, clock: Clock) -> None:
+def test_metrics_tell_times_preemptions_and_cached_tokens(processor: OutputProcessor, clock: FakeClock) -> None:
     processor.add_request("mine", "A", make_requests(n=2, temperature=1.0, output_kind=RequestOutputKind.FINAL_ONLY))
     processor.process_outputs(step(tokens(b"", "0_r-1", first_scheduled_time=99.5, num_cached_tokens=16)))
     clock.now = 101.0

@@ -12,6 +12,7 @@ from octavo.plan.native_ops import NATIVE_BLOCKS, OTHER_BLOCKS
 from octavo.plan.plan import Plan
 from octavo.plan.planner import make_plan
 from octavo.words.device_caps import DeviceCaps
+from octavo.words.drafter_facts import DrafterFacts
 from octavo.words.errors import ConfigError, InsufficientMemoryError
 from octavo.words.model_facts import ModelFacts, RopeFacts
 
@@ -296,3 +297,46 @@ def test_as_many_adapters_are_kept_in_memory_as_run_unless_more_are_asked() -> N
 def test_adapters_that_cannot_be_had_are_one_clear_line(asked: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         plan(enable_lora=True, **asked)
+
+
+# Of all projections of one layer: query, key, value, output, gate, up, down.
+INTO, OUT = 3 * 576 + 576 + 2 * 576 + 1536, 576 + 2 * 192 + 576 + 2 * 1536 + 576
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_adapters_have_their_memory_before_keys_and_values(dtype: str) -> None:
+    item_bytes = 4 if dtype == "float32" else 2
+    weights = SMALL.num_parameters * item_bytes
+    caps = msgspec.structs.replace(PLAIN, available_bytes=weights + 600 * MIB)
+    asked: dict[str, Any] = {"dtype": dtype, "max_model_len": 8192}
+    # One that runs may be dropped from those in memory.
+    each = 30 * 16 * (INTO + OUT) * item_bytes
+    decided = plan(caps=caps, enable_lora=True, max_loras=3, max_cpu_loras=4, **asked)
+    assert decided.adapter_bytes == 7 * each
+    assert f"7 of rank 16 in {dtype}, {each:,} bytes each" in decided.reasons["adapter_bytes"]
+    without = plan(caps=caps, **asked)
+    assert without.adapter_bytes == 0
+    assert decided.kv_cache_bytes == (600 * MIB - 7 * each) // 2
+    narrow = plan(caps=caps, enable_lora=True, max_loras=3, max_cpu_loras=4, lora_dtype="bfloat16", **asked)
+    assert narrow.adapter_bytes == 7 * 30 * 16 * (INTO + OUT) * 2
+    assert "that the weights and adapters leave" in decided.reasons["kv_cache_bytes"]
+    assert decided.weight_bytes == without.weight_bytes == weights
+
+
+def test_native_adapters_are_padded_to_whole_lanes() -> None:
+    decided = plan(caps=NATIVE, enable_lora=True, max_lora_rank=9, dtype="float32")
+    assert decided.adapter_bytes == 2 * 30 * (16 * INTO + 9 * OUT) * 4
+
+
+def test_adapters_that_do_not_fit_are_one_clear_line() -> None:
+    with pytest.raises(InsufficientMemoryError, match=r"GiB for LoRA adapters.*lower max_cpu_loras or max_lora_rank"):
+        plan(enable_lora=True, max_cpu_loras=1000)
+
+
+def test_a_drafters_weights_are_a_known_part_of_all_weights() -> None:
+    network = msgspec.structs.replace(SMALL, num_layers=2, num_parameters=1_000_000)
+    config = config_from_kwargs(speculative_method="draft_model", speculative_model="x")
+    decided = make_plan(config, SMALL, PLAIN, DrafterFacts(network=network))
+    assert decided.drafter_bytes == 4_000_000
+    assert decided.weight_bytes == 4 * SMALL.num_parameters + 4_000_000
+    assert plan().drafter_bytes == 0

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
 from tests.succ import ENDS_STRINGS, make_succ
@@ -123,6 +124,18 @@ def server(succ: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run
         yield server
     finally:
         server.stop()
+
+
+@pytest.fixture(scope="module")
+def client(server: RunningServer) -> Iterator[openai.OpenAI]:
+    """OpenAI's own client of the server that the module uses."""
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+def written(text: str) -> dict[str, Any]:
+    """Fields of a request that make the model write this."""
+    return {"structured_outputs": {"choice": [text]}}
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
+from octavo.cli.serve import add_arguments
+from octavo.config.flat import options_in
+from octavo.config.server import ServeConfig
 from octavo.server.adapters import folder_below, parse_modules
 from octavo.server.api_error import ApiError
 from octavo.words.errors import ConfigError
@@ -179,6 +183,17 @@ def test_folders_are_compared_where_links_lead(root: Path, tmp_path: Path) -> No
 def test_modules_are_names_and_paths() -> None:
     assert parse_modules(None) == {}
     assert parse_modules("a=/x, b = y/z,") == {"a": Path("/x"), "b": Path("y/z")}
-    for wrong in ("a", "a=", "=b", "a=b,a=c"):
+    one = '{"name": "a", "path": "/x, y", "base_model_name": "m"}'
+    assert parse_modules(one) == {"a": Path("/x, y")}
+    assert parse_modules(one + ',{"path": "z", "name": "b"}') == {"a": Path("/x, y"), "b": Path("z")}
+    for wrong in ("a", "a=", "=b", "a=b,a=c", '{"name": "a"}', '{"name": "a", "path": 1}', "{", f"{one},{one}"):
         with pytest.raises(ConfigError, match="name=path"):
             parse_modules(wrong)
+
+
+def test_modules_may_be_several_words_of_a_command_line() -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    for words in (["a=/x", "b=/y"], ["a=/x,b=/y"], ['{"name": "a", "path": "/x"}', '{"name": "b", "path": "/y"}']):
+        given = options_in(parser.parse_args(["m", "--lora-modules", *words, "--port", "1"]), ServeConfig)
+        assert parse_modules(given["lora_modules"]) == {"a": Path("/x"), "b": Path("/y")}

@@ -85,7 +85,7 @@ def memory_of(server: RunningServer) -> int:
 def test_a_wrong_value_is_named_and_harms_nobody(server: RunningServer, fields: dict[str, Any], param: str) -> None:
     began = time.monotonic()
     answer = server.client.post(COMPLETIONS, json={"prompt": "A", "max_tokens": 2, "temperature": 0, **fields})
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 30
     assert answer.status_code == (404 if param == "model" else 400), answer.text
     error = answer.json()["error"]
     assert error.keys() == ERROR_KEYS and error["param"] == param

@@ -13,6 +13,7 @@ import jsonschema
 import pytest
 
 from tests.server.conftest import CITY, MODEL, RunningServer
+from tests.waiting import soon
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 ROOM = ("--max-model-len", "4096", "--kv-cache-memory-bytes", "256MiB")
@@ -104,8 +105,7 @@ def test_streams_go_on_while_a_long_prompt_is_read(server: RunningServer) -> Non
     ids = [7 + number % 900 for number in range(1600)]
     with ThreadPoolExecutor(1) as pool:
         following = pool.submit(follow)
-        while not moments:
-            time.sleep(0.01)
+        assert soon(lambda: bool(moments), seconds=60)
         began = time.monotonic()
         answer = server.client.post(COMPLETIONS, json={"prompt": ids, "max_tokens": 1, "temperature": 0}, timeout=120)
         ended = time.monotonic()

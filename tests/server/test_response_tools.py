@@ -11,7 +11,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from tests.server.conftest import CALL, CITY, MODEL, RunningServer
+from tests.server.conftest import CALL, CITY, MODEL, RunningServer, written
 
 WEATHER: dict[str, Any] = {"type": "function", "name": "weather", "description": "?", "parameters": CITY}
 NOW: dict[str, Any] = {"type": "function", "name": "now"}
@@ -51,11 +51,6 @@ def both(server: RunningServer, **fields: Any) -> tuple[list[dict[str, Any]], st
         deltas = [event["delta"] for event in events if "delta" in event and event["output_index"] == index]
         assert "".join(deltas) == (item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"])
     return whole["output"], whole["status"]
-
-
-def written(text: str) -> dict[str, Any]:
-    """Fields that make the model write this."""
-    return {"structured_outputs": {"choice": [text]}}
 
 
 def test_thoughts_text_and_calls_are_items_in_their_order(tool_server: RunningServer) -> None:  # TC02 TC08 TC11

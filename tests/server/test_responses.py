@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -12,12 +11,6 @@ import pytest
 from octavo.server.api_error import ApiError
 from octavo.server.openai.response_store import ENTRY_BYTES, ResponseStore
 from tests.server.conftest import MODEL, RunningServer
-
-
-@pytest.fixture(scope="module")
-def client(server: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
-        yield client
 
 
 def test_an_answer(client: openai.OpenAI) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from octavo.server.dialect import AnswerPlan, Dialect
 from octavo.server.tool_use import tool_use
 from octavo.words.sampling_params import SamplingParams
 from octavo.words.structured_outputs import StructuredOutputParams
-from tests.server.conftest import CALL, CITY, MODEL, TOOL_TEMPLATE, RunningServer
+from tests.server.conftest import CALL, CITY, MODEL, TOOL_TEMPLATE, RunningServer, written
 
 CHAT = "/v1/chat/completions"
 WEATHER: Any = {"type": "function", "function": {"name": "weather", "parameters": CITY}}
@@ -29,12 +28,6 @@ AWKWARD = 'a{b}"c"\n</x> Zürich 東京 🦙'
 @pytest.fixture(scope="module")
 def server(tool_server: RunningServer) -> RunningServer:
     return tool_server
-
-
-@pytest.fixture(scope="module")
-def client(server: RunningServer) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
-        yield client
 
 
 class Speaker:
@@ -83,11 +76,6 @@ def both(server: RunningServer, **fields: Any) -> tuple[str | None, str | None, 
     for name in ("content", "reasoning_content"):
         assert (other.get(name) or "") == (one.get(name) or "")
     return one.get("reasoning_content"), one["content"], calls, reason
-
-
-def written(text: str) -> dict[str, Any]:
-    """Fields that make the model write this."""
-    return {"structured_outputs": {"choice": [text]}}
 
 
 def test_a_call_of_the_models_own_choice(server: RunningServer) -> None:  # TC02 TC09

@@ -113,6 +113,17 @@ def test_the_stop_string_completed_first_cuts_the_text(
     assert one_by_one.num_kept_tokens == kept
 
 
+def test_text_that_is_asked_for_late_is_the_same(tokenizer: Tokenizer) -> None:
+    tokens = [*"a🦙".encode(), EOT, *"é".encode(), 0xC3]
+    late = IncrementalDetokenizer(tokenizer, [65], SamplingParams())
+    for token_id in tokens:
+        late.append([token_id])
+    late.append([EOS], True)
+    at_once = stream(IncrementalDetokenizer(tokenizer, [65], SamplingParams()), [*tokens, EOS], ended=True)
+    assert late.num_kept_tokens == len(tokens) + 1
+    assert late.take_delta(finished=True) == "".join(at_once) == late.text == "a🦙é\ufffd"
+
+
 def test_a_stop_string_may_end_inside_a_token(smollm2: str) -> None:
     real = load_tokenizer(resolve_model(smollm2))
     ids = real.encode("1 STOPPED 2")

@@ -19,7 +19,6 @@ from octavo.words.errors import ConfigError, InsufficientMemoryError
 from octavo.words.kv_cache_spec import (
     AnyKVCacheSpec,
     AttentionSpec,
-    ChunkedLocalAttentionSpec,
     CrossAttentionSpec,
     EncoderOnlyAttentionSpec,
     FullAttentionSpec,
@@ -29,8 +28,10 @@ from octavo.words.kv_cache_spec import (
     KVCacheTensor,
     MambaSpec,
     SinkFullAttentionSpec,
-    SlidingWindowSpec,
     cdiv,
+    following_cache,
+    following_specs,
+    windows_as_full,
 )
 
 logger = logging.getLogger(__name__)
@@ -148,7 +149,11 @@ def plan_kv_caches(ranks: Sequence[RankNeeds], limits: KVCacheLimits) -> list[KV
             hash_block_size=sizes.hash,
             max_model_len=max_model_len,
             shared_layers=_resolve_shared(rank),
-            drafter=_drafter_config(rank, groups[followed], num_blocks, max_model_len) if rank.drafter_specs else None,
+            drafter=following_cache(
+                rank.drafter_specs, groups[followed], num_blocks=num_blocks, max_model_len=max_model_len
+            )
+            if rank.drafter_specs
+            else None,
             drafter_follows=followed,
         )
         for own_groups, rank in zip(projected, ranks, strict=True)
@@ -200,30 +205,6 @@ def settle_block_sizes(specs: Specs, limits: KVCacheLimits) -> Specs:
                 f"{spec.block_size}; choose a block size that divides it"
             )
     return specs
-
-
-def windows_as_full(specs: Specs) -> Specs:
-    """Serve sliding windows and local chunks as full attention, so that fewer groups are needed.
-
-    The memory of tokens outside the window is spent; the layer still masks them.
-    """
-    attention = [spec for spec in specs.values() if isinstance(spec, AttentionSpec)]
-    windows = {getattr(spec, "sliding_window", None) for spec in attention}
-    # A group's spec holds for each of its layers: the window is only kept where all have the same.
-    window = windows.pop() if len(windows) == 1 else None
-    return {
-        name: FullAttentionSpec(
-            block_size=spec.block_size,
-            page_size_padded=spec.page_size_padded,
-            num_kv_heads=spec.num_kv_heads,
-            head_size=spec.head_size,
-            dtype=spec.dtype,
-            sliding_window=window,
-        )
-        if isinstance(spec, FullAttentionSpec | SlidingWindowSpec | ChunkedLocalAttentionSpec)
-        else spec
-        for name, spec in specs.items()
-    }
 
 
 def make_pages_equal(specs: Specs) -> Specs:
@@ -339,27 +320,9 @@ def _followed_group(groups: Sequence[KVCacheGroup]) -> int:
     )
 
 
-def _drafter_specs(rank: RankNeeds, followed: KVCacheGroup) -> Specs:
-    specs = windows_as_full(dict(rank.drafter_specs))
-    return {name: _with_block_size(spec, followed.spec.block_size) for name, spec in specs.items()}
-
-
-def _drafter_config(rank: RankNeeds, followed: KVCacheGroup, num_blocks: int, max_model_len: int) -> KVCacheConfig:
-    specs = _drafter_specs(rank, followed)
-    (spec,) = set(specs.values())
-    return KVCacheConfig(
-        num_blocks=num_blocks,
-        groups=(KVCacheGroup(layer_names=tuple(specs), spec=spec),),
-        tensors=tuple(KVCacheTensor(size_bytes=num_blocks * spec.page_bytes, layer_names=(name,)) for name in specs),
-        scheduler_block_size=spec.block_size,
-        hash_block_size=spec.block_size,
-        max_model_len=max_model_len,
-    )
-
-
 def _bytes_per_block(groups: Sequence[KVCacheGroup], rank: RankNeeds, followed: KVCacheGroup) -> int:
     own = max(len(group.layer_names) for group in groups) * groups[0].spec.page_bytes
-    return own + sum(spec.page_bytes for spec in _drafter_specs(rank, followed).values())
+    return own + sum(spec.page_bytes for spec in following_specs(rank.drafter_specs, followed).values())
 
 
 def _lay_out_tensors(groups: Sequence[KVCacheGroup], num_blocks: int) -> tuple[KVCacheTensor, ...]:

@@ -14,7 +14,7 @@ from octavo.checkpoint.adapter import AdapterHeader, Shapes, adapter_hash, read_
 from octavo.checkpoint.safetensors_header import SafetensorsTensor
 from octavo.device.loader.safetensors import TORCH_DTYPES
 from octavo.device.lora.attach import AdaptedLayer
-from octavo.device.ops.lora import LowRank
+from octavo.device.ops.lora import LowRank, PackedUpdate
 from octavo.words.errors import CheckpointError
 from octavo.words.lora import Adapter
 
@@ -23,7 +23,12 @@ from octavo.words.lora import Adapter
 class LoadedAdapter:
     """An adapter in memory: for each layer, in their order, its packed updates."""
 
-    updates: Sequence[Sequence[Any | None]]
+    updates: Sequence[Sequence[PackedUpdate | None]]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory it holds."""
+        return sum(update.nbytes for layer in self.updates for update in layer if update is not None)
 
 
 class AdapterLoader:
@@ -43,9 +48,9 @@ class AdapterLoader:
             raise CheckpointError(header.file, "was changed since the request named the adapter; ask again")
         return LoadedAdapter([self._packed(layer, header, data) for layer in self._layers])
 
-    def _packed(self, layer: AdaptedLayer, header: AdapterHeader, data: bytearray) -> list[Any | None]:
+    def _packed(self, layer: AdaptedLayer, header: AdapterHeader, data: bytearray) -> list[PackedUpdate | None]:
         updates: Mapping[str, Any] = header.updates
-        packed: list[Any | None] = []
+        packed: list[PackedUpdate | None] = []
         for projection in layer.projections:
             found = updates.get(projection)
             if found is None:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from octavo.device.lora.attach import AdaptedLayer
+from octavo.device.lora.load import LoadedAdapter
 from octavo.device.lora.store import AdapterStore
 from octavo.words.errors import OctavoError
 from octavo.words.lora import Adapter
@@ -41,6 +42,7 @@ class SlotAdapters:
         self._slots = _LruSlots(num_slots)
         self._slot_of_request = np.full(max_num_requests, NO_ADAPTER, dtype=np.int32)
         self._hash_of_request: dict[int, str] = {}
+        self._in_slots: dict[int, LoadedAdapter] = {}
         self._failed: dict[str, str] = {}
         self._num_rows = 0
 
@@ -74,13 +76,15 @@ class SlotAdapters:
         self._store.get(adapter)
 
     def counters(self) -> dict[str, int]:
-        """Rows computed with adapters; adapters read from files, put into slots, and dropped from either."""
+        """Rows computed with adapters; adapters read from files, put into slots, and dropped; their bytes."""
+        in_memory = {id(each): each for each in (*self._store.in_memory(), *self._in_slots.values())}
         return {
             "rows": self._num_rows,
             "loads": self._store.num_loads,
             "memory_evictions": self._store.num_evictions,
             "slot_entries": self._slots.num_entries,
             "slot_evictions": self._slots.num_evictions,
+            "bytes": sum(each.nbytes for each in in_memory.values()),
         }
 
     def _enter(self, adapter: Adapter) -> int:
@@ -88,6 +92,7 @@ class SlotAdapters:
         if slot is None:
             loaded = self._store.get(adapter)
             slot = self._slots.take(adapter.content_hash)
+            self._in_slots[slot] = loaded
             for layer, updates in zip(self._layers, loaded.updates, strict=True):
                 layer.slots.put(slot, updates)
         self._slots.hold(adapter.content_hash)

@@ -36,3 +36,8 @@ class AdapterStore:
                 self._loaded.popitem(last=False)
                 self.num_evictions += 1
         return loaded
+
+    def in_memory(self) -> list[LoadedAdapter]:
+        """Those that are kept at present."""
+        with self._lock:
+            return list(self._loaded.values())

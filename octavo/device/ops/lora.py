@@ -19,6 +19,25 @@ class LowRank:
     b: Tensor
     scale: float
 
+    @property
+    def nbytes(self) -> int:
+        return self.a.nbytes + self.b.nbytes
+
+    def kept_as(self, dtype: torch.dtype | None, default: torch.dtype) -> LowRank:
+        """In ``dtype``; None: ``default``, or bfloat16 where it is stored in it, for nothing is lost then."""
+        if dtype is None:
+            dtype = torch.bfloat16 if self.a.dtype == self.b.dtype == torch.bfloat16 else default
+        return LowRank(self.a.to(dtype).contiguous(), self.b.to(dtype).contiguous(), self.scale)
+
+
+class PackedUpdate(Protocol):
+    """A ``LowRank`` in the form that a kernel reads."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory it holds."""
+        ...
+
 
 class AdapterSlots(Protocol):
     """The adapters that one linear layer has at hand, by slot, in the form of some kernel.
@@ -26,7 +45,7 @@ class AdapterSlots(Protocol):
     The layer may be several projections of one input, stacked: an adapter has an update, or None, for each.
     """
 
-    def pack(self, update: LowRank) -> Any:
+    def pack(self, update: LowRank) -> PackedUpdate:
         """The form in which ``put`` takes an update; it may be kept and put again. Safe in any thread."""
         ...
 
@@ -40,17 +59,29 @@ class AdapterSlots(Protocol):
 
 
 class DenseSlots:
-    """Updates as they are, computed by plain torch. ``part_sizes`` are the rows of each stacked projection."""
+    """Updates as they are, computed by plain torch.
 
-    def __init__(self, num_slots: int, in_features: int, part_sizes: Sequence[int], dtype: torch.dtype) -> None:
+    ``part_sizes`` are the rows of each stacked projection, ``dtype`` is that of x and y, ``kept_as`` that of updates:
+    by default the same, or bfloat16 where they come in it.
+    """
+
+    def __init__(
+        self,
+        num_slots: int,
+        in_features: int,
+        part_sizes: Sequence[int],
+        dtype: torch.dtype,
+        kept_as: torch.dtype | None = None,
+    ) -> None:
         self.in_features = in_features
         self.part_sizes = tuple(part_sizes)
         self.dtype = dtype
+        self.kept_as = kept_as
         self.updates: list[Sequence[LowRank | None]] = [(None,) * len(self.part_sizes) for _ in range(num_slots)]
         self._columns = list(pairwise(accumulate(self.part_sizes, initial=0)))
 
     def pack(self, update: LowRank) -> LowRank:
-        return LowRank(update.a.to(self.dtype), update.b.to(self.dtype), update.scale)
+        return update.kept_as(self.kept_as, self.dtype)
 
     def put(self, slot: int, packed: Sequence[LowRank | None]) -> None:
         self.updates[slot] = tuple(packed)

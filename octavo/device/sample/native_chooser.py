@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,9 +26,11 @@ class NativeChooser:
         self._pool = native.pool
         self._choices: RowChoices = np.empty(0, dtype=ROW_CHOICE)
         self._choices_at = 0
+        self._logits: Callable[[], Tensor | None] = _nothing
+        self._logits_at = _Place(0, 0, 0)
 
     def unusable_rows(self, logits: Tensor, what: str) -> dict[int, str]:
-        return clear_unusable(logits, self._library.unusable_rows(self._pool, _address(logits), *logits.shape), what)
+        return clear_unusable(logits, self._library.unusable_rows(self._pool, *self._place(logits)), what)
 
     def choose(
         self,
@@ -40,15 +44,15 @@ class NativeChooser:
         if choices is not self._choices:  # asking where an array lies takes longer than the rest
             assert choices.dtype == ROW_CHOICE and choices.flags.c_contiguous
             self._choices, self._choices_at = choices, choices.ctypes.data
-        vocab_size = logits.shape[1]
-        assert len(slots) == len(logits)
+        place = self._place(logits)
+        assert len(slots) == place.num_rows
         token_ids: list[int] = self._library.choose_tokens(
-            self._pool, _address(logits), vocab_size, self._choices_at, slots, positions, keep_logits
+            self._pool, place.address, place.vocab_size, self._choices_at, slots, positions, keep_logits
         )
         return token_ids
 
     def logprob_rows(self, logits: Tensor, token_ids: Tensor, num_best: Sequence[int]) -> list[LogprobsRow]:
-        num_rows, vocab_size = logits.shape
+        address, num_rows, vocab_size = self._place(logits)
         wanted = [vocab_size if k == WHOLE_VOCABULARY else min(k, vocab_size) for k in num_best]
         width, best = max(wanted, default=0), torch.tensor(wanted, dtype=torch.int64)
         token_ids = token_ids.contiguous()
@@ -56,7 +60,7 @@ class NativeChooser:
         ranks, counts, ids = (torch.empty(shape, dtype=torch.int64) for shape in (num_rows, num_rows, values.shape))
         arrays = (token_ids, best, given, ranks, counts, ids, values)
         addresses = [array.data_ptr() for array in arrays]
-        self._library.log_probabilities(self._pool, _address(logits), num_rows, vocab_size, width, *addresses)
+        self._library.log_probabilities(self._pool, address, num_rows, vocab_size, width, *addresses)
         columns = (token_ids, given, ranks, counts, ids, values)
         rows = zip(*(column.tolist() for column in columns), strict=True)
         return [
@@ -64,7 +68,19 @@ class NativeChooser:
             for token, logprob, rank, count, others, those in rows
         ]
 
+    def _place(self, logits: Tensor) -> _Place:
+        """Asked once for each tensor: replays give the same one again and again, and torch is cold after a step."""
+        if self._logits() is not logits:
+            assert logits.dtype == torch.float32 and logits.is_contiguous()
+            self._logits, self._logits_at = weakref.ref(logits), _Place(logits.data_ptr(), *logits.shape)
+        return self._logits_at
 
-def _address(logits: Tensor) -> int:
-    assert logits.dtype == torch.float32 and logits.is_contiguous()
-    return logits.data_ptr()
+
+class _Place(NamedTuple):
+    address: int
+    num_rows: int
+    vocab_size: int
+
+
+def _nothing() -> Tensor | None:
+    return None

@@ -16,26 +16,32 @@ from octavo.words.messages import NewRequestData
 
 
 class NgramDrafter:
-    """The tokens after the earliest place where the longest suffix of ``min_n`` .. ``max_n`` tokens was."""
+    """The tokens after the earliest place where the longest suffix of ``min_n`` .. ``max_n`` tokens was.
+
+    Of a prompt that was given as embeddings no token is known: only what was said after it is looked through.
+    """
 
     sees_all_steps = False
 
     def __init__(self, min_n: int, max_n: int) -> None:
         self._min_n = min_n
         self._max_n = max_n
+        self._num_unknown: dict[int, int] = {}
 
     def add(self, slot: int, request: NewRequestData) -> None:
-        pass
+        if request.prompt_embeds:
+            self._num_unknown[slot] = len(request.prompt_token_ids)
 
     def remove(self, slot: int) -> None:
-        pass
+        self._num_unknown.pop(slot, None)
 
     def propose(self, said: SaidTokens, num_drafts: Mapping[str, int]) -> dict[str, list[int]]:
         drafts = {}
         for row in said.is_sampled.nonzero()[0].tolist():
             request_id = said.request_ids[row]
             if request_id in num_drafts:
-                tokens = said.token_ids[said.slots[row], : said.num_tokens[row]]
+                slot = int(said.slots[row])
+                tokens = said.token_ids[slot, self._num_unknown.get(slot, 0) : said.num_tokens[row]]
                 drafts[request_id] = self.guess(tokens, num_drafts[request_id]).tolist()
         return {request_id: guess for request_id, guess in drafts.items() if guess}
 

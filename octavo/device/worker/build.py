@@ -199,11 +199,12 @@ def build_adapters(config: EngineConfig, plan: Plan, facts: ModelFacts, model: n
     if not plan.max_loras:
         return NoAdapters()
     dtype, native, num_slots = getattr(torch, plan.dtype), kernels.native, plan.max_loras
+    kept_as = None if config.lora.lora_dtype == "auto" else getattr(torch, config.lora.lora_dtype)
 
     def make_slots(in_features: int, part_sizes: Sequence[int]) -> AdapterSlots:
         if native is None:
-            return DenseSlots(num_slots, in_features, part_sizes, dtype)
-        return PackedSlots(native, num_slots, in_features, part_sizes, dtype)
+            return DenseSlots(num_slots, in_features, part_sizes, dtype, kept_as)
+        return PackedSlots(native, num_slots, in_features, part_sizes, dtype, kept_as)
 
     row_slots = torch.full((_max_num_tokens(plan),), NO_ADAPTER, dtype=torch.int32)
     layers = attach(model, row_slots, make_slots)

@@ -5,7 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from octavo.words.kv_cache_spec import AnyKVCacheSpec, KVCacheConfig, KVCacheGroup, KVCacheTensor, cdiv
+from octavo.words.kv_cache_spec import (
+    AnyKVCacheSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroup,
+    KVCacheTensor,
+    cdiv,
+    following_cache,
+)
 from octavo.words.messages import NewRequestData, ResolvedSampling, SchedulerOutput
 from octavo.words.sampling_params import SamplingParams
 
@@ -13,9 +21,18 @@ from octavo.words.sampling_params import SamplingParams
 SAMPLING = SamplingParams(temperature=1.0, top_p=0.9, repetition_penalty=1.1, logprobs=1)
 
 
-def dummy_step(config: KVCacheConfig, num_requests: int, num_tokens: int, vocab_size: int) -> SchedulerOutput:
+def dummy_step(
+    config: KVCacheConfig,
+    num_requests: int,
+    num_tokens: int,
+    vocab_size: int,
+    *,
+    num_drafts: int = 0,
+    num_guesses: int = 0,
+) -> SchedulerOutput:
     """A step in which ``num_requests`` new requests compute ``num_tokens`` prompt tokens each.
 
+    Behind them each has ``num_drafts`` drafts to verify, and ``num_guesses`` are to be guessed for the next step.
     Blocks are taken round about from block 1 on; what was in them is lost.
     """
     sampling = ResolvedSampling(params=SAMPLING, seed=0, max_tokens=1, num_text_tokens=vocab_size)
@@ -26,7 +43,7 @@ def dummy_step(config: KVCacheConfig, num_requests: int, num_tokens: int, vocab_
             prompt_token_ids=[i % vocab_size for i in range(num_tokens)],
             output_token_ids=[],
             sampling=sampling,
-            block_ids=_block_ids(config, ordinal, num_tokens),
+            block_ids=_block_ids(config, ordinal, num_tokens + num_drafts + num_guesses),
             num_computed_tokens=0,
         )
         for ordinal, request_id in enumerate(request_ids)
@@ -34,8 +51,10 @@ def dummy_step(config: KVCacheConfig, num_requests: int, num_tokens: int, vocab_
     return SchedulerOutput(
         step_id=0,
         new_requests=new_requests,
-        num_scheduled_tokens=dict.fromkeys(request_ids, num_tokens),
-        total_num_scheduled_tokens=num_requests * num_tokens,
+        num_scheduled_tokens=dict.fromkeys(request_ids, num_tokens + num_drafts),
+        total_num_scheduled_tokens=num_requests * (num_tokens + num_drafts),
+        draft_token_ids={request_id: [0] * num_drafts for request_id in request_ids if num_drafts},
+        num_drafts={request_id: num_guesses for request_id in request_ids if num_guesses},
     )
 
 
@@ -45,7 +64,12 @@ def dummy_end(step: SchedulerOutput) -> SchedulerOutput:
 
 
 def dummy_kv_cache_config(
-    specs: Mapping[str, AnyKVCacheSpec], shared_layers: Mapping[str, str], num_tokens: int, max_model_len: int
+    specs: Mapping[str, AnyKVCacheSpec],
+    shared_layers: Mapping[str, str],
+    num_tokens: int,
+    max_model_len: int,
+    *,
+    drafter_specs: Mapping[str, AnyKVCacheSpec] | None = None,
 ) -> KVCacheConfig:
     """A small cache, for steps of ``num_tokens`` before the real one is planned: each layer has its own memory."""
     by_spec: dict[AnyKVCacheSpec, list[str]] = {}
@@ -54,9 +78,14 @@ def dummy_kv_cache_config(
             by_spec.setdefault(spec, []).append(name)
     sizes = [spec.block_size for spec in by_spec]
     num_blocks = 1 + sum(cdiv(num_tokens, size) for size in sizes)
+    groups = tuple(KVCacheGroup(layer_names=tuple(names), spec=spec) for spec, names in by_spec.items())
+    followed = next((index for index, group in enumerate(groups) if isinstance(group.spec, FullAttentionSpec)), None)
+    drafter = None
+    if drafter_specs and followed is not None:
+        drafter = following_cache(drafter_specs, groups[followed], num_blocks=num_blocks, max_model_len=max_model_len)
     return KVCacheConfig(
         num_blocks=num_blocks,
-        groups=tuple(KVCacheGroup(layer_names=tuple(names), spec=spec) for spec, names in by_spec.items()),
+        groups=groups,
         tensors=tuple(
             KVCacheTensor(size_bytes=num_blocks * spec.page_bytes, layer_names=(name,))
             for spec, names in by_spec.items()
@@ -66,6 +95,8 @@ def dummy_kv_cache_config(
         hash_block_size=math.gcd(*sizes),
         max_model_len=max_model_len,
         shared_layers=dict(shared_layers),
+        drafter=drafter,
+        drafter_follows=followed or 0,
     )
 
 

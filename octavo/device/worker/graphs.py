@@ -54,6 +54,7 @@ class StepGraphs:
         self._forward: Recording | None = None
         self._logits: Recording | None = None
         self._inputs: Any = None
+        self._replayed: Tensor | None = None
         self.num_replays = 0
         self.num_eager_steps = 0
         self._reason = reason
@@ -94,12 +95,13 @@ class StepGraphs:
             self.num_eager_steps += 1
             return self._eager(batch)
         self.num_replays += 1
-        return self._replay(self._forward, batch)
+        self._replayed = self._replay(self._forward, batch)
+        return self._replayed
 
     def logits(self, hidden: Tensor, rows: npt.NDArray[np.int64]) -> Tensor:
         """Logits of some rows [S] of a step's hidden states, float32 [S, vocab_size]."""
         num_rows = len(rows)
-        if self._logits is None or num_rows > len(self._rows) or hidden.data_ptr() != self._hidden.data_ptr():
+        if self._logits is None or num_rows > len(self._rows) or not self._is_replayed(hidden):
             return self.compute_logits(hidden[torch.from_numpy(rows)])
         self._rows[:num_rows] = rows
         return self._logits.replay(num_rows, num_rows, dict)
@@ -108,6 +110,10 @@ class StepGraphs:
         """Logits of any rows, [R, hidden_size] -> float32 [R, vocab_size]; never replayed."""
         logits: Tensor = self._model.compute_logits(hidden)
         return logits
+
+    def _is_replayed(self, hidden: Tensor) -> bool:
+        # Asking a tensor where it lies takes longer, for torch is cold after a step.
+        return hidden is self._replayed or hidden.data_ptr() == self._hidden.data_ptr()
 
     def _eager(self, batch: InputBatch) -> Tensor:
         hidden: Tensor = self._model(batch.token_ids, batch.positions, batch.context)

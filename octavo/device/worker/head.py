@@ -70,7 +70,7 @@ class SamplingHead:
                 end = first + _num_taken(sampled, first, _drafts(batch, table, row, num_drafts))
                 token_ids[row] = sampled.token_ids[first:end]
                 logprobs[row] = [each for each in sampled.logprobs[first:end] if each is not None] or None
-        table.append(batch.slots.tolist(), token_ids)
+        table.append(batch.slot_list, token_ids)
         output = ModelRunnerOutput(
             step_id=batch.step_id,
             request_ids=batch.request_ids,
@@ -128,7 +128,7 @@ class SamplingHead:
         failed: dict[str, str] = {}
         if not self._prompt_logprobs.is_asked:
             return rows, failed
-        for row, num_best in self._prompt_logprobs.asking(batch.slots.tolist()):
+        for row, num_best in self._prompt_logprobs.asking(batch.slot_list):
             request_id, slot = batch.request_ids[row], batch.slots[row]
             start = int(batch.num_computed[row])
             # The last prompt position predicts the first output token, which is none of ours.

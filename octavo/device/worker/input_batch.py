@@ -39,6 +39,7 @@ class InputBatch:
 
     step_id: int
     request_ids: list[str]
+    slot_list: list[int]
     counts: StepCounts
     num_drafts_to_guess: Mapping[str, int]
     inputs: StepInputs
@@ -54,7 +55,7 @@ class InputBatch:
 
     @property
     def slots(self) -> Ints:
-        """[R]: slots in the request table."""
+        """[R]: slots in the request table; ``slot_list`` holds the same numbers."""
         return self.inputs.arrays.slots[: len(self.request_ids)]
 
     @property
@@ -179,6 +180,7 @@ class StepInputs:
         return InputBatch(
             step_id=output.step_id,
             request_ids=request_ids,
+            slot_list=slots,
             counts=counts,
             num_drafts_to_guess=output.num_drafts,
             inputs=self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,7 +13,6 @@ from torch.utils._pytree import tree_iter
 from octavo.device.worker.dummy import dummy_end, dummy_step
 from octavo.device.worker.model_runner import ModelRunner
 from octavo.words.kv_cache_spec import KVCacheConfig
-from octavo.words.messages import SchedulerOutput
 
 FEW_TOKENS, MANY_TOKENS = 16, 48
 MANY_REQUESTS = 8
@@ -66,20 +66,30 @@ class PeakBytes(TorchDispatchMode):
 
 
 def step_bytes(
-    runner: ModelRunner, config: KVCacheConfig, *, max_num_tokens: int, max_num_requests: int, vocab_size: int
+    runner: ModelRunner,
+    config: KVCacheConfig,
+    *,
+    max_num_tokens: int,
+    max_num_requests: int,
+    vocab_size: int,
+    num_drafts: int = 0,
 ) -> int:
     """Bytes that the largest step takes beside weights and KV cache.
 
-    Runs small steps on the runner's present cache, logits and sampler included, and extends the line through two
-    sizes: the forward pass by tokens, sampling by requests.
+    Runs small steps on the runner's present cache, and extends the line through two sizes: the forward pass by
+    tokens, and by requests what ends a step, which is logits and sampler, also of ``num_drafts`` drafts each, and the
+    guesses for the next step. A drafter with layers of its own computes prompts in that end, so it grows by tokens too.
     """
-
-    many = min(MANY_REQUESTS, max_num_requests)
-    short, one = _peaks(runner, dummy_step(config, 1, FEW_TOKENS, vocab_size))
-    long, _ = _peaks(runner, dummy_step(config, 1, MANY_TOKENS, vocab_size))
-    _, several = _peaks(runner, dummy_step(config, many, 1, vocab_size))
-    forward = _extend((FEW_TOKENS, short), (MANY_TOKENS, long), max_num_tokens)
-    return forward + _extend((1, one), (many, several), max_num_requests)
+    step = partial(_peaks, runner, config, vocab_size)
+    drafts = min(num_drafts, PROFILED_TOKENS - 1)
+    many = min(MANY_REQUESTS, max_num_requests, PROFILED_TOKENS // (1 + drafts))
+    few_forward, few_end = step(1, FEW_TOKENS, num_guesses=drafts)
+    many_forward, many_end = step(1, MANY_TOKENS, num_guesses=drafts)
+    ends = [step(num_requests, 1, num_drafts=drafts, num_guesses=drafts)[1] for num_requests in (1, many)]
+    forward = _extend((FEW_TOKENS, few_forward), (MANY_TOKENS, many_forward), max_num_tokens)
+    end_of_one = _extend((FEW_TOKENS, few_end), (MANY_TOKENS, many_end), max_num_tokens)
+    of_others = _extend((1, ends[0]), (many, ends[1]), max_num_requests) - min(ends[0], few_end)
+    return forward + end_of_one + of_others
 
 
 def parameter_bytes(model: nn.Module) -> int:
@@ -91,14 +101,17 @@ def parameter_bytes(model: nn.Module) -> int:
     return sum(storages.values()) + sum(weight.nbytes for weight in packed if weight is not None)
 
 
-def _peaks(runner: ModelRunner, output: SchedulerOutput) -> tuple[int, int]:
-    """Peak bytes of the forward pass and of sampling."""
+def _peaks(
+    runner: ModelRunner, config: KVCacheConfig, vocab_size: int, num_requests: int, num_tokens: int, **drafts: int
+) -> tuple[int, int]:
+    """Peak bytes of the forward pass of a dummy step, and of what ends it."""
+    output = dummy_step(config, num_requests, num_tokens, vocab_size, **drafts)
     with PeakBytes() as forward:
         step = runner.execute(output)
-    with PeakBytes() as sampling:
+    with PeakBytes() as end:
         runner.sample(step)
     runner.sample(runner.execute(dummy_end(output)))
-    return forward.peak, sampling.peak
+    return forward.peak, end.peak
 
 
 def _extend(small: tuple[int, int], large: tuple[int, int], to: int) -> int:

@@ -125,7 +125,11 @@ class Worker:
         return [size for size in lists[0] if all(size in sizes for sizes in lists)] if lists else []
 
     def determine_available_memory(self) -> int:
-        """Bytes for the KV cache: what the Plan says, or its share of the memory less weights and the largest step."""
+        """Bytes for the KV cache: what the Plan says, or its share of the memory less all else that will be in it.
+
+        That is weights, the largest step with the drafter's part in it, and adapters.
+        """
+        adapters = self._plan.adapter_bytes
         if self._plan.kv_cache_bytes is not None:
             self._check_available(self._plan.kv_cache_bytes, "after the weights are loaded")
             return self._plan.kv_cache_bytes
@@ -136,14 +140,14 @@ class Worker:
             weights += parameter_bytes(self._network)
         caps = detect_caps(self._plan.device)
         share = int(self._plan.memory_fraction * caps.total_bytes)
-        left = min(share - weights, caps.available_bytes) - step
+        left = min(share - weights, caps.available_bytes) - step - adapters
         if left <= 0:
             raise InsufficientMemoryError(
                 f"gpu_memory_utilization={self._plan.memory_fraction} is {format_byte_size(share)} and "
-                f"{format_byte_size(caps.available_bytes)} are free; the weights take {format_byte_size(weights)} and "
-                f"a step {format_byte_size(step)}, so nothing is left for the KV cache: raise it, lower "
-                "max_num_batched_tokens, or free memory.",
-                needed_bytes=weights + step,
+                f"{format_byte_size(caps.available_bytes)} are free; the weights take {format_byte_size(weights)}, a "
+                f"step {format_byte_size(step)} and adapters {format_byte_size(adapters)}, so nothing is left for the "
+                "KV cache: raise it, lower max_num_batched_tokens, or free memory.",
+                needed_bytes=weights + step + adapters,
                 available_bytes=min(share, caps.available_bytes + weights),
             )
         return left
@@ -247,7 +251,13 @@ class Worker:
 
     def _largest_step_bytes(self) -> int:
         plan, longest = self._plan, self._facts.max_position
-        config = dummy_kv_cache_config(self.get_kv_cache_specs(), self.shared_layers(), PROFILED_TOKENS, longest)
+        config = dummy_kv_cache_config(
+            self.get_kv_cache_specs(),
+            self.shared_layers(),
+            PROFILED_TOKENS,
+            longest,
+            drafter_specs=self.drafter_kv_cache_specs(),
+        )
         self.model_runner.initialize_kv_cache(config)
         with self._threads:
             return step_bytes(
@@ -256,14 +266,17 @@ class Worker:
                 max_num_tokens=plan.max_num_batched_tokens,
                 max_num_requests=plan.max_num_seqs,
                 vocab_size=self._facts.vocab_size,
+                num_drafts=plan.num_speculative_tokens,
             )
 
-    def _check_available(self, asked_bytes: int, when: str) -> None:
-        available = detect_caps(self._plan.device).available_bytes
+    def _check_available(self, kv_cache_bytes: int, when: str) -> None:
+        available, adapter_bytes = detect_caps(self._plan.device).available_bytes, self._plan.adapter_bytes
+        asked_bytes = kv_cache_bytes + adapter_bytes
         if asked_bytes > available:
+            adapters = f" and {format_byte_size(adapter_bytes)} for LoRA adapters" if adapter_bytes else ""
             raise InsufficientMemoryError(
-                f"{format_byte_size(asked_bytes)} of KV cache are asked and {format_byte_size(available)} of memory "
-                f"are available {when}: lower kv_cache_memory_bytes or free memory.",
+                f"{format_byte_size(kv_cache_bytes)} of KV cache{adapters} are asked and {format_byte_size(available)} "
+                f"of memory are available {when}: lower kv_cache_memory_bytes or free memory.",
                 needed_bytes=asked_bytes,
                 available_bytes=available,
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from pathlib import Path
 
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,10 +20,10 @@ HEADERS = {
 }
 
 
-def add_page(app: FastAPI) -> None:
+def add_page(app: Starlette) -> None:
     """Serve the page and its files; these need no key, what they ask for does."""
-    app.add_route("/ui", _show_page, methods=["GET"], include_in_schema=False)
-    app.add_route("/ui/static/{name}", _show_file, methods=["GET"], include_in_schema=False)
+    app.add_route("/ui", _show_page, methods=["GET"])
+    app.add_route("/ui/static/{name}", _show_file, methods=["GET"])
 
 
 async def _show_page(request: Request) -> Response:

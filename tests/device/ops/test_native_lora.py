@@ -59,6 +59,29 @@ def test_every_instruction_set_gives_the_same_bits(dtype: torch.dtype) -> None:
     assert all(torch.equal(each, found[0]) for each in found)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("isa", _native.available_isas())
+def test_updates_kept_in_either_type_give_the_same_bits(isa: str, dtype: torch.dtype) -> None:
+    """A layer of any type takes updates of any type, and one row slot is another's at the next call."""
+    kernels = load_kernels("native", 2, isa)
+    assert kernels.native is not None
+    update = LowRank(random(8, WIDTH, seed=1).bfloat16(), random(PARTS[0], 8, seed=2).bfloat16(), 0.7)
+    x, y = random(6, WIDTH, seed=3).to(dtype), random(6, PARTS[0], seed=4).to(dtype)
+    row_slots = torch.zeros(6, dtype=torch.int32)
+    found = []
+    for kept_as in (torch.bfloat16, torch.float32):
+        slots = PackedSlots(kernels.native, 2, WIDTH, PARTS[:1], dtype, kept_as)
+        slots.put(0, [slots.pack(update)])
+        row_slots[:] = torch.tensor([0, 1, -1, 0, 0, 0])
+        found.append(kernels.lora(y.clone(), x, slots, row_slots))
+        row_slots[1] = 0
+        again = kernels.lora(y.clone(), x, slots, row_slots)
+        assert torch.equal(again[0], found[-1][0]) and not torch.equal(again[1], found[-1][1])
+    load_kernels("native")
+    assert torch.equal(*found)
+    assert torch.equal(found[0][1:3], y[1:3])
+
+
 def test_a_step_without_adapters_runs_no_kernel() -> None:
     kernels = load_kernels("native", 2)
     y = random(3, sum(PARTS), seed=70)

@@ -131,6 +131,16 @@ def test_a_row_is_bitwise_the_same_among_any_rows_and_with_any_threads(name: str
                 assert torch.equal(packed.project(x[first : first + num_rows]), alone[first : first + num_rows])
 
 
+@pytest.mark.parametrize("out_features", [576, 960, 1000, 3072])
+def test_panels_are_shared_out_evenly_among_any_threads_and_none_is_left_out(out_features: int) -> None:
+    source, x = float_rows(inputs(out_features, 576)), inputs(65, 576)
+    stack = [("Q4_1", source), ("Q8_0", float_rows(inputs(40, 576)))]
+    results = [pack_quantized(open_native(n), stack, 576, None, x.dtype).project(x) for n in (1, 2, 3, 8, 16)]
+    assert all(torch.equal(results[0], result) for result in results)
+    seen = quantized_inputs(x) @ inputs(out_features, 576).double().T
+    assert torch.nn.functional.cosine_similarity(results[0][:, :out_features].double(), seen).min() > 0.99
+
+
 @pytest.mark.parametrize("name", [*NATIVE_FORMATS, "int8"])
 def test_every_instruction_set_gives_the_same_bits(name: str) -> None:
     x = inputs(9, 512)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -7,10 +9,18 @@ import torch
 from octavo.device.spec_decode.drafter import NoDrafter, SaidTokens
 from octavo.device.spec_decode.ngram import NgramDrafter
 from octavo.device.spec_decode.verify import num_right
+from octavo.words.messages import NewRequestData, ResolvedSampling
+from octavo.words.sampling_params import SamplingParams
 
 
 def guess(tokens: list[int], most: int = 3, min_n: int = 1, max_n: int = 3) -> list[int]:
     return [int(token) for token in NgramDrafter(min_n, max_n).guess(np.array(tokens, dtype=np.int32), most)]
+
+
+def request_of(**given: Any) -> NewRequestData:
+    sampling = ResolvedSampling(params=SamplingParams(), seed=0, max_tokens=9, num_text_tokens=9)
+    common = {"request_id": "r", "output_token_ids": [], "block_ids": (), "num_computed_tokens": 0}
+    return NewRequestData(sampling=sampling, **{**common, **given})
 
 
 def said(**tokens: list[int]) -> SaidTokens:
@@ -49,6 +59,20 @@ def test_a_suffix_shorter_than_the_least_or_longer_than_the_most_is_not_looked_u
 def test_a_match_may_overlap_the_suffix_and_there_may_be_fewer_tokens_than_asked() -> None:
     assert guess([7, 7]) == [7]
     assert guess([1, 7, 7, 7, 7], max_n=2) == [7, 7]
+
+
+def test_tokens_in_whose_place_embeddings_were_given_are_not_looked_at() -> None:
+    """Their ids are zeros, whatever the prompt says: a request that says 0 would find it there."""
+    step, drafter = said(given=[0, 0, 0, 4, 0, 6, 4], known=[0, 0, 0, 4, 0, 6, 4]), NgramDrafter(1, 3)
+    embeds = {"given": b"embeddings", "known": b""}
+    for request_id, slot in zip(step.request_ids, step.slots.tolist(), strict=True):
+        drafter.add(slot, request_of(prompt_token_ids=[0, 0, 0], prompt_embeds=embeds[request_id]))
+    wanted = dict.fromkeys(step.request_ids, 2)
+    assert drafter.propose(step, wanted) == {"given": [0, 6], "known": [0, 6]}
+    step = said(given=[0, 0, 0, 4, 6, 0], known=[0, 0, 0, 4, 6, 0])
+    assert drafter.propose(step, wanted) == {"known": [0, 0]}
+    drafter.remove(int(step.slots[0]))
+    assert drafter.propose(step, wanted) == {"given": [0, 0], "known": [0, 0]}
 
 
 @pytest.mark.parametrize("tokens", [[], [1], [1, 2, 3]])

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import nn
 
+from octavo.device.spec_decode.drafter import NoDrafter, SaidTokens
 from octavo.device.worker.dummy import dummy_end, dummy_kv_cache_config, dummy_step
 from octavo.device.worker.memory import PROFILED_TOKENS, PeakBytes, parameter_bytes, step_bytes
 from octavo.words.messages import SchedulerOutput
@@ -56,6 +59,35 @@ def test_step_bytes_grow_with_tokens_and_requests_and_cover_a_real_step() -> Non
         runner.execute(dummy_step(large, 1, tokens, VOCAB_SIZE))
     assert tokens * HIDDEN_SIZE * 4 < real.peak < 1.5 * estimate
     assert estimate < 10 * real.peak
+
+
+class Hungry(NoDrafter):
+    """Guesses nothing, and takes so many bytes for each token computed and for each request that it is asked about."""
+
+    sees_all_steps = True
+
+    def propose(self, said: SaidTokens, num_drafts: Mapping[str, int]) -> dict[str, list[int]]:
+        assert set(num_drafts.values()) == {DRAFTS}
+        torch.zeros(len(said.hidden) * BYTES_PER_TOKEN + len(num_drafts) * BYTES_PER_REQUEST, dtype=torch.uint8)
+        return {}
+
+
+DRAFTS, BYTES_PER_TOKEN, BYTES_PER_REQUEST = 3, 1 << 20, 1 << 24
+
+
+def test_step_bytes_count_what_a_drafter_takes() -> None:
+    """Its own peak comes when logits and samples are gone, so of those of a step only the larger one counts."""
+    runner = make_runner(max_num_requests=64, drafter=Hungry())
+    config = dummy_kv_cache_config(TinyModel().kv_cache_specs(), {}, PROFILED_TOKENS, 4096)
+    runner.initialize_kv_cache(config)
+
+    def bytes_for(tokens: int, requests: int) -> int:
+        sizes = {"max_num_tokens": tokens, "max_num_requests": requests}
+        return step_bytes(runner, config, vocab_size=VOCAB_SIZE, num_drafts=DRAFTS, **sizes)
+
+    assert bytes_for(1048, 1) - bytes_for(48, 1) >= 1000 * BYTES_PER_TOKEN
+    assert bytes_for(48, 64) - bytes_for(48, 8) >= 56 * BYTES_PER_REQUEST
+    assert bytes_for(48, 1) >= 48 * BYTES_PER_TOKEN + BYTES_PER_REQUEST
 
 
 def test_a_dummy_step_leaves_no_request_behind() -> None:

@@ -100,6 +100,17 @@ def test_kv_memory_as_a_share_leaves_room_for_weights_and_the_largest_step(succ:
     assert left_small - left_large > 16384 * VOCAB_SIZE * 4
 
 
+def test_kv_memory_as_a_share_leaves_room_for_adapters(succ: Path) -> None:
+    caps = detect_caps("cpu")
+    share: dict[str, Any] = {"memory_fraction": 0.5 * caps.available_bytes / caps.total_bytes, "kv_cache_bytes": None}
+    without, beside = (make_worker(succ, adapter_bytes=each, **share) for each in (0, 5 * MIB))
+    assert without.determine_available_memory() - beside.determine_available_memory() == 5 * MIB
+    with pytest.raises(
+        InsufficientMemoryError, match=r"0 B of KV cache and 1048576.00 GiB for LoRA adapters are asked"
+    ):
+        make_worker(succ, adapter_bytes=1 << 50, **share)
+
+
 def test_kv_memory_is_never_more_than_is_free(succ: Path) -> None:
     worker = make_worker(succ, memory_fraction=100.0, kv_cache_bytes=None)
     assert worker.determine_available_memory() < detect_caps("cpu").total_bytes

@@ -21,6 +21,7 @@ from octavo.device.ops.paged_attention import AttentionOptions
 from octavo.device.ops.qkv_rope_write import write_kv
 from octavo.device.sample.prompt_logprobs import PromptLogprobs
 from octavo.device.sample.sampler import Sampler, builtin_processors
+from octavo.device.spec_decode.drafter import Drafter
 from octavo.device.worker.graphs import StepGraphs
 from octavo.device.worker.head import SamplingHead
 from octavo.device.worker.model_runner import ModelRunner
@@ -97,12 +98,14 @@ def kv_config(block_size: int = 4, num_blocks: int = 64, max_model_len: int = 12
     )
 
 
-def make_runner(config: KVCacheConfig | None = None, max_num_requests: int = 8) -> ModelRunner:
+def make_runner(
+    config: KVCacheConfig | None = None, max_num_requests: int = 8, drafter: Drafter | None = None
+) -> ModelRunner:
     model = TinyModel()
     sampler = Sampler(max_num_requests, builtin_processors(VOCAB_SIZE))
     prompt_logprobs = PromptLogprobs()
     graphs = StepGraphs(model, REFERENCE_KERNELS, max_num_requests)
-    head = SamplingHead(graphs, sampler, prompt_logprobs, VOCAB_SIZE)
+    head = SamplingHead(graphs, sampler, prompt_logprobs, VOCAB_SIZE, drafter)
     sizes = {"max_num_requests": max_num_requests, "max_num_tokens": 2048}
     runner = ModelRunner(model, graphs, head, (sampler, prompt_logprobs), **sizes)
     runner.initialize_kv_cache(config or kv_config())

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from octavo.device.ops.lora import AdapterSlots, DenseSlots, LowRank
+from octavo.device.ops.lora import AdapterSlots, DenseSlots, LowRank, PackedUpdate
 from octavo.device.ops.lora import lora as reference_lora
 from octavo.device.ops.native.context import NativeContext
 from octavo.device.ops.native.dtypes import is_bfloat16
@@ -18,17 +18,27 @@ class PackedSlots:
     """``AdapterSlots`` over a ``library.LoraSlots``; arguments as those of DenseSlots, float32 or bfloat16."""
 
     def __init__(
-        self, native: NativeContext, num_slots: int, in_features: int, part_sizes: Sequence[int], dtype: torch.dtype
+        self,
+        native: NativeContext,
+        num_slots: int,
+        in_features: int,
+        part_sizes: Sequence[int],
+        dtype: torch.dtype,
+        kept_as: torch.dtype | None = None,
     ) -> None:
         self._native = native
         self._dtype = dtype
-        self._half = is_bfloat16(dtype)
-        self._slots = native.library.LoraSlots(num_slots, in_features, list(part_sizes), self._half)
+        self._kept_as = kept_as
+        self._slots = native.library.LoraSlots(num_slots, in_features, list(part_sizes), is_bfloat16(dtype))
 
-    def pack(self, update: LowRank) -> Any:
-        a, b = update.a.to(self._dtype).contiguous(), update.b.to(self._dtype).contiguous()
+    def pack(self, update: LowRank) -> PackedUpdate:
+        kept = update.kept_as(self._kept_as, self._dtype)
+        a, b = kept.a, kept.b
         shape = (a.shape[0], a.shape[1], b.shape[0])
-        return self._native.library.pack_low_rank(a.data_ptr(), b.data_ptr(), *shape, update.scale, self._half)
+        packed: PackedUpdate = self._native.library.pack_low_rank(
+            a.data_ptr(), b.data_ptr(), *shape, kept.scale, is_bfloat16(a.dtype)
+        )
+        return packed
 
     def put(self, slot: int, packed: Sequence[Any | None]) -> None:
         for part, update in enumerate(packed):
@@ -56,7 +66,8 @@ def _packed(native: NativeContext, adapters: AdapterSlots) -> AdapterSlots:
     if not isinstance(adapters, DenseSlots):
         return adapters
     updates = adapters.updates
-    packed = PackedSlots(native, len(updates), adapters.in_features, adapters.part_sizes, adapters.dtype)
+    sizes = (len(updates), adapters.in_features, adapters.part_sizes)
+    packed = PackedSlots(native, *sizes, adapters.dtype, adapters.kept_as)
     for slot, parts in enumerate(updates):
         packed.put(slot, [None if part is None else packed.pack(part) for part in parts])
     return packed
