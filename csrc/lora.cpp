@@ -120,7 +120,7 @@ std::size_t LoraSlots::most_padded_rank() const {
 }
 
 void LoraSlots::run(ThreadPool& pool, const void* x, const std::int32_t* row_slots, std::size_t num_rows,
-                    void* y) const {
+                    Results y) const {
     thread_local RowsBySlot rows;  // all layers of a step have the same
     if (!rows.is_of(row_slots, num_rows)) rows = RowsBySlot(row_slots, num_rows);
     if (rows.runs().empty()) return;
@@ -166,11 +166,11 @@ void LoraSlots::shrink(const RowsBySlot& rows, const RowsBySlot::Run& run, std::
 }
 
 void LoraSlots::expand(const RowsBySlot& rows, const RowsBySlot::Run& run, Chunk chunk, const LowNumbers& low,
-                       void* y) const {
+                       Results y) const {
     const LowRankUpdate* found = update(run.slot, chunk.part);
     if (!found) return;
     const auto kernel =
-        kKernels.active().expand[found->type() == NumberType::bfloat16][type_ == NumberType::bfloat16];
+        kKernels.active().expand[found->type() == NumberType::bfloat16][y.type == NumberType::bfloat16];
     const std::size_t last_panel = std::min(chunk.first_panel + kPanelsPerTask, found->num_panels());
     for (std::size_t first = run.first; first < run.last; first += kMostLoraRows) {
         const std::size_t count = std::min(run.last - first, kMostLoraRows);
@@ -179,7 +179,7 @@ void LoraSlots::expand(const RowsBySlot& rows, const RowsBySlot::Run& run, Chunk
         for (std::size_t i = 0; i < count; ++i) {
             const std::size_t number = rows.row(first + i) * width_ + first_column_[chunk.part];
             inputs[i] = low.of(first + i, chunk.part);
-            outputs[i] = static_cast<char*>(y) + number * item_bytes(type_);
+            outputs[i] = static_cast<char*>(y.numbers) + number * item_bytes(y.type);
         }
         kernel({outputs, inputs, found->b(), count, found->rank(), found->num_columns(), chunk.first_panel, last_panel});
     }
