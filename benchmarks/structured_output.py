@@ -87,9 +87,11 @@ def generate(llm: LLM, num_streams: int, max_tokens: int, shape: StructuredOutpu
     return _timed(lambda: llm.generate(prompts, params, use_tqdm=False))
 
 
-def in_turns(llm: LLM, num_streams: int, max_tokens: int, pairs: int) -> tuple[float, float]:
+def in_turns(
+    llm: LLM, num_streams: int, max_tokens: int, pairs: int, closing_tokens: int | None
+) -> tuple[float, float]:
     """Median seconds without a constraint and with one."""
-    shape = StructuredOutputParams(json=json.dumps(PEOPLE))
+    shape = StructuredOutputParams(json=json.dumps(PEOPLE), closing_tokens=closing_tokens)
     found: dict[bool, list[float]] = {False: [], True: []}
     for number in range(pairs + 1):
         for constrained, seconds in found.items():
@@ -102,8 +104,10 @@ def in_turns(llm: LLM, num_streams: int, max_tokens: int, pairs: int) -> tuple[f
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     with LLM(arguments.model, max_num_seqs=arguments.streams, enable_prefix_caching=False) as llm:
         masks = mask_times(llm, schemas(arguments.schemas))
-        free, held = in_turns(llm, 1, 1, 10 * arguments.pairs)
-        plain, constrained = in_turns(llm, arguments.streams, arguments.tokens, arguments.pairs)
+        free, held = in_turns(llm, 1, 1, 10 * arguments.pairs, arguments.closing_tokens)
+        plain, constrained = in_turns(
+            llm, arguments.streams, arguments.tokens, arguments.pairs, arguments.closing_tokens
+        )
     at = statistics.quantiles(masks, n=1000)
     return {
         "masks": len(masks),
@@ -122,6 +126,9 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument(
+        "--closing-tokens", type=int, help="0: the array is cut off; default: all of it is being closed"
+    )
     print(json.dumps(measure(parser.parse_args()), indent=2))
     return 0
 
