@@ -18,7 +18,6 @@ constexpr std::size_t kLeastRowsPerTask = 24;
 constexpr std::size_t kPackedAtOnce = 64;       // words of each row: what is written then stays in the first-level cache
 constexpr std::size_t kWidenedAtOnce = 32768;   // numbers
 
-
 // A panel is rows of 4-byte words: see simd/linear.h.
 void pack_panel(const char* rows, std::size_t row_bytes, std::size_t num_rows, std::size_t columns, char* panel) {
     const std::size_t num_words = row_bytes / 4, rest = row_bytes % 4;

@@ -72,8 +72,12 @@ class Servers:
     @property
     def octavo_flags(self) -> tuple[str, ...]:
         """Also those of Octavo without a server."""
-        room = ("--max-model-len", str(self.max_model_len), "--max-num-seqs", str(self.max_num_seqs))
-        return (*room, "--num-threads", str(self.num_threads))
+        return (*self._room, "--num-threads", str(self.num_threads))
+
+    @property
+    def _room(self) -> tuple[str, ...]:
+        """Flags that Octavo and vLLM share."""
+        return ("--max-model-len", str(self.max_model_len), "--max-num-seqs", str(self.max_num_seqs))
 
     def _octavo(self) -> Server:
         command = (sys.executable, "-m", "octavo.cli.main", "serve", str(self.models.gguf), "--port", "{port}")
@@ -90,10 +94,9 @@ class Servers:
     def _vllm(self) -> Server:
         python = self.environments.python("vllm")
         command = (str(python.with_name("vllm")), "serve", str(self.models.safetensors()), "--port", "{port}")
-        room = ("--max-model-len", str(self.max_model_len), "--max-num-seqs", str(self.max_num_seqs))
         options = ("--host", "127.0.0.1", "--dtype", "bfloat16", "--enforce-eager")
         environment = variables("vllm", python.parent.parent, self.num_threads)
-        return Server("vllm", "16 bits", (*command, *options, *room), environment)
+        return Server("vllm", "16 bits", (*command, *options, *self._room), environment)
 
 
 def free_port() -> int:

@@ -25,8 +25,9 @@ public:
     double seconds_in_run() const { return seconds_in_run_.load(std::memory_order_relaxed); }
 
     // Calls task(index, thread) once for each index below num_tasks, and returns when all have returned; what they wrote
-    // is then visible. Indices are taken in ascending order, so a task may wait for those before it. Tasks must not throw and must not call `run` of the same pool.
-    // Several callers take turns. In a forked child the team is started anew at the first call.
+    // is then visible. Indices are taken in ascending order, so a task may wait for those before it. Tasks must not throw
+    // and must not call `run` of the same pool. Several callers take turns. In a forked child the team is started anew at
+    // the first call.
     template <class Task>
     void run(std::size_t num_tasks, Task&& task) {
         using Callable = std::remove_reference_t<Task>;
