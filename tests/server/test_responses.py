@@ -85,7 +85,7 @@ def test_items_of_every_text_form_are_read(server: RunningServer) -> None:
         ({"input": []}, "input"),
         ({"input": None}, "input"),
         ({"input": [1]}, "input"),
-        ({"input": [{"type": "function_call_output", "call_id": "1"}]}, "messages"),
+        ({"input": [{"type": "function_call_output", "call_id": "1"}]}, "input"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input"),
         ({"tools": [{"type": "function", "name": "f"}]}, "tools"),
         ({"background": True}, "background"),
