@@ -106,7 +106,9 @@ def client_gone() -> ApiError:
     return ApiError(CLIENT_CLOSED_REQUEST, "the client closed the connection.")
 
 
-def failed_choice(reason: str | None) -> ApiError:
-    """One request failed in the engine, and would again; the others go on."""
+def failed_choice(reason: str | None, *, is_refused: bool = False) -> ApiError:
+    """One request failed in the engine, and would again, or was refused there; the others go on."""
+    if is_refused:
+        return ApiError(400, f"{reason}")
     logger.error("A request ended with an error: %s", reason)
     return ApiError(500, f"the request failed in the engine: {reason or 'unknown reason'}", headers=NO_RETRY)

@@ -22,6 +22,7 @@ _FIELDS: Mapping[str, Mapping[str, str | None]] = {
     "/v1/completions": _COMPLETION,
     "/v1/chat/completions": _CHAT,
     "/v1/responses": _RESPONSE,
+    "/v1/responses/compact": _RESPONSE,
     "/v1/embeddings": {**_POOLING, "task": "model"},
     "/pooling": _POOLING,
     "/classify": {**_POOLING, "task": "model"},
