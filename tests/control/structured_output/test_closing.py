@@ -25,7 +25,7 @@ from tests.control.structured_output.bytes_vocabulary import EOS, Bytes
 from tests.schemas import generated_schemas, is_valid
 
 OPEN = {"type": "object", "additionalProperties": {"anyOf": [{"type": "string"}, {"$ref": "#"}, {"type": "array"}]}}
-LONGEST_END = 400  # bytes, of schemas that demand a lot
+MOST_BYTES = 400  # to end with, of schemas that demand a lot
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def ended(backend: LLGuidanceBackend, schema: Any, beginning: str, draw: random.
     grammar = backend.compile(StructuredOutputParams(json=json.dumps(schema)))
     found = list(beginning.encode())
     assert grammar.accept(found)
-    for _ in range(LONGEST_END):
+    for _ in range(MOST_BYTES):
         token_id = draw.choice(narrowed(grammar, backend))
         if token_id == EOS:
             break
