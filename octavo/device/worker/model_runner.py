@@ -156,7 +156,9 @@ class ModelRunner:
         if step.batch is None or step.hidden is None:
             return ModelRunnerOutput(step_id=step.step_id, request_ids=[], sampled_token_ids=[])
         output = self.head.finish(step.hidden, step.batch, self._table, grammar_masks)
-        output.failed |= self.adapters.take_failed()
+        refused = self.adapters.take_failed()
+        output.failed |= refused
+        output.refused += refused
         if self.spans.detailed and step.batch.counts.num_sampled:
             self.spans.extend(self.graphs.logits_spans())
         return output
