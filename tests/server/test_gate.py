@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -99,6 +100,15 @@ def test_while_the_model_loads_probes_tell_and_requests_are_told_to_wait() -> No
     ):
         answer = ask(context, method, path, json=body, keys=[])
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1"), answer.text
+
+
+def test_who_has_no_future_is_not_alive() -> None:
+    context = make_context()
+    context.state.set_ready(SimpleNamespace(errored=True, problem="gone"))  # type: ignore[arg-type]
+    for path in ("/live", "/health"):
+        answer = ask(context, "GET", path)
+        assert (answer.status_code, answer.json()) == (503, {"status": "dead"})
+    assert ask(context, "GET", "/v1/models", keys=[]).status_code == 503
 
 
 def test_a_stopping_server_takes_no_more_requests() -> None:
