@@ -17,11 +17,20 @@ void Graph::append(Launch launch, std::size_t rows_per_token, std::string where)
 }
 
 void Graph::replay(ThreadPool& pool, std::size_t num_tokens, std::size_t num_requests) {
-    for (Node& node : nodes_) {
+    for (std::size_t i = 0; i < nodes_.size(); ++i) {
+        Node& node = nodes_[i];
+        if (i == 0 || !node.launch.weights.empty()) pool.fetch_next(weights_after(i));
         if (is_timed_) node.timing.start = now();
         node.launch.run(pool, {num_tokens * node.rows_per_token, num_requests});
         if (is_timed_) node.timing.end = now();
     }
+}
+
+std::span<const char> Graph::weights_after(std::size_t node) const {
+    while (++node < nodes_.size()) {
+        if (!nodes_[node].launch.weights.empty()) return nodes_[node].launch.weights;
+    }
+    return {};
 }
 
 }  // namespace octavo

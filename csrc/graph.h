@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -22,6 +23,7 @@ struct StepSizes {
 struct Launch {
     std::string_view name;  // of static lifetime
     std::function<void(ThreadPool&, StepSizes)> run;
+    std::span<const char> weights{};  // where it reads many bytes in their order
 };
 
 class Graph {
@@ -52,6 +54,9 @@ public:
     const std::vector<Node>& nodes() const { return nodes_; }
 
 private:
+    // Those of the first node behind this one that has any.
+    std::span<const char> weights_after(std::size_t node) const;
+
     std::vector<Node> nodes_;
     bool is_timed_ = false;
 };

@@ -146,8 +146,8 @@ void PackedLinear::run_kernel(ThreadPool& pool, LinearKernel kernel, const void*
     const std::size_t row_bytes = k() * (widens ? sizeof(float) : item_bytes(type_));
     const Split step = split(num_rows, num_panels(), gated_ ? 2 : 1, static_cast<std::size_t>(pool.num_threads()));
     const std::size_t row_tasks = divide_up(num_rows, step.rows_per_task);
-    // All rows of some panels before the next: weights come from memory once.
-    pool.run(divide_up(num_panels(), step.panels_per_task) * row_tasks, [&](std::size_t index, int) {
+    const std::size_t panel_tasks = divide_up(num_panels(), step.panels_per_task);
+    const auto run_task = [&](std::size_t index, int) {
         const std::size_t row = index % row_tasks * step.rows_per_task;
         LinearTask part = task;
         part.x = rows + row * row_bytes;
@@ -162,7 +162,10 @@ void PackedLinear::run_kernel(ThreadPool& pool, LinearKernel kernel, const void*
         part.num_columns = num_columns();
         part.paired = gated_;
         kernel(part);
-    });
+    };
+    if (row_tasks == 1) return pool.run_in_parts(panel_tasks, run_task);
+    // All rows of some panels before the next: weights come from memory once.
+    pool.run(panel_tasks * row_tasks, run_task);
 }
 
 void PackedLinear::unpack_rows(ThreadPool& pool, const std::int64_t* ids, std::size_t num_ids, NumberType out_type,

@@ -27,6 +27,7 @@ public:
     void unpack_rows(ThreadPool& pool, const std::int64_t* ids, std::size_t num_ids, NumberType out_type,
                      void* out) const override;
     std::size_t bytes() const override { return panels_.bytes() + bias_.size() * sizeof(float); }
+    std::span<const char> weights() const override { return {panels_.data(), panels_.bytes()}; }
 
 private:
     // Columns [first, first + count) are lanes of a panel.

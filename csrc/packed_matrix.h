@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "simd/activation.h"
 #include "threads/thread_pool.h"
@@ -39,6 +40,9 @@ public:
 
     // Of memory held.
     virtual std::size_t bytes() const = 0;
+
+    // What `run` reads from its first byte to its last.
+    virtual std::span<const char> weights() const = 0;
 
     std::size_t num_columns() const { return num_columns_; }
     std::size_t k() const { return k_; }

@@ -34,6 +34,16 @@ std::size_t columns_of(const std::vector<QuantizedMatrix::Source>& sources) {
     return sum;
 }
 
+std::size_t panels_bytes(std::size_t k, const QuantizedMatrix::Source& source) {
+    return divide_up(source.rows.num_rows, kQuantizedColumns) * layout_of(source.format).panel_bytes(divide_up(k, kGroup));
+}
+
+std::size_t panels_bytes(std::size_t k, const std::vector<QuantizedMatrix::Source>& sources) {
+    std::size_t sum = 0;
+    for (const auto& source : sources) sum += panels_bytes(k, source);
+    return sum;
+}
+
 // Where quantised inputs are written to; kept, for a step calls a hundred times.
 ActivationGroup* scratch(std::size_t count) {
     thread_local std::vector<ActivationGroup> memory;
@@ -77,13 +87,13 @@ WeightFormat weight_format(std::string_view name) {
     return static_cast<WeightFormat>(found - std::begin(kNames));
 }
 
-// Columns of one format.
+// Columns of one format, packed to where `panels` points.
 struct QuantizedMatrix::Part {
-    Part(ThreadPool& pool, const Source& source, std::size_t k, std::size_t first_column, const float* bias)
+    Part(ThreadPool& pool, const Source& source, std::size_t k, std::size_t first_column, const float* bias, char* panels)
         : format(source.format), layout(layout_of(format)), num_groups(divide_up(k, kGroup)),
           first_column(first_column), num_columns(source.rows.num_rows),
           panels_of_task(even_panels(static_cast<std::size_t>(pool.num_threads()))),
-          panels(num_panels() * panel_bytes()) {
+          panels(panels) {
         const RowReader rows(source.rows, k);
         const bool as_stored = source.rows.type == kNames[index_of(format)];
         if (!as_stored && !is_quantizer(format)) {
@@ -117,7 +127,7 @@ struct QuantizedMatrix::Part {
         return std::min(kQuantizedColumns, num_columns - panel * kQuantizedColumns);
     }
     PanelColumn column(std::size_t panel, std::size_t lane) const {
-        return {panels.data() + panel * panel_bytes(), lane, num_groups};
+        return {panels + panel * panel_bytes(), lane, num_groups};
     }
 
     void move(const RowReader& rows, std::size_t panel) {
@@ -143,7 +153,7 @@ struct QuantizedMatrix::Part {
         const std::size_t panel = number * panels_of_task, column = panel * kQuantizedColumns;
         QuantizedTask task{};
         task.num_groups = num_groups;
-        task.panels = panels.data() + panel * panel_bytes();
+        task.panels = panels + panel * panel_bytes();
         task.num_panels = std::min(panels_of_task, num_panels() - panel);
         task.bias = biases.empty() ? nullptr : biases.data() + column;
         task.num_columns = num_columns - column;
@@ -153,24 +163,26 @@ struct QuantizedMatrix::Part {
     const WeightFormat format;
     const PanelLayout layout;
     const std::size_t num_groups, first_column, num_columns, panels_of_task;
-    Arena panels;
+    char* const panels;
     std::vector<float> biases;  // padded to whole panels, or empty
 };
 
 QuantizedMatrix::QuantizedMatrix(ThreadPool& pool, std::size_t k, const std::vector<Source>& sources, const float* bias)
-    : PackedMatrix(columns_of(sources), k) {
+    : PackedMatrix(columns_of(sources), k), panels_(panels_bytes(k, sources)) {
     std::size_t first_column = 0;
+    char* panels = panels_.data();
     for (const Source& source : sources) {
-        parts_.push_back(std::make_unique<Part>(pool, source, k, first_column, bias));
+        parts_.push_back(std::make_unique<Part>(pool, source, k, first_column, bias, panels));
         first_column += source.rows.num_rows;
+        panels += panels_bytes(k, source);
     }
 }
 
 QuantizedMatrix::~QuantizedMatrix() = default;
 
 std::size_t QuantizedMatrix::bytes() const {
-    std::size_t sum = 0;
-    for (const auto& part : parts_) sum += part->panels.bytes() + part->biases.size() * sizeof(float);
+    std::size_t sum = panels_.bytes();
+    for (const auto& part : parts_) sum += part->biases.size() * sizeof(float);
     return sum;
 }
 
@@ -192,7 +204,7 @@ void QuantizedMatrix::run(ThreadPool& pool, const void* x, NumberType x_type, st
     });
     std::size_t tasks_of_rows = 0;
     for (const auto& part : parts_) tasks_of_rows += part->num_tasks();
-    pool.run(tasks_of_rows * divide_up(num_rows, kRowsAtOnce), [&](std::size_t number, int) {
+    const auto run_task = [&](std::size_t number, int) {
         const std::size_t row = number / tasks_of_rows * kRowsAtOnce;
         std::size_t of_part = number % tasks_of_rows;
         auto part = parts_.begin();
@@ -206,7 +218,9 @@ void QuantizedMatrix::run(ThreadPool& pool, const void* x, NumberType x_type, st
         task.out_stride = num_columns();
         const auto& kernel = out_type == NumberType::float32 ? kernels.to_float32 : kernels.to_bfloat16;
         kernel[index_of((*part)->format)](task);
-    });
+    };
+    if (num_rows <= kRowsAtOnce) return pool.run_in_parts(tasks_of_rows, run_task);
+    pool.run(tasks_of_rows * divide_up(num_rows, kRowsAtOnce), run_task);
 }
 
 const QuantizedMatrix::Part& QuantizedMatrix::part_of(std::size_t column) const {

@@ -45,6 +45,7 @@ public:
                      void* out) const override;
 
     std::size_t bytes() const override;
+    std::span<const char> weights() const override { return {panels_.data(), panels_.bytes()}; }
 
 private:
     struct Part;
@@ -52,6 +53,7 @@ private:
     std::size_t num_groups() const { return (k() + kGroup - 1) / kGroup; }
     const Part& part_of(std::size_t column) const;
 
+    Arena panels_;  // of the parts, one after the other
     std::vector<std::unique_ptr<Part>> parts_;
 };
 

@@ -33,7 +33,8 @@ Launch project(const PackedMatrix& self, std::uintptr_t x, bool x_is_bfloat16, s
     return {"linear", [=, &self](ThreadPool& pool, StepSizes sizes) {
                 self.run(pool, address(x), number_type(x_is_bfloat16), sizes.num_rows, number_type(out_is_bfloat16),
                          address(out));
-            }};
+            },
+            self.weights()};
 }
 
 Launch gate(const PackedMatrix& self, std::uintptr_t x, bool is_bfloat16, bool is_gelu_tanh, std::uintptr_t out) {
@@ -42,7 +43,8 @@ Launch gate(const PackedMatrix& self, std::uintptr_t x, bool is_bfloat16, bool i
     return {"linear_gated", [=, &self](ThreadPool& pool, StepSizes sizes) {
                 self.run_gated(pool, address(x), number_type(is_bfloat16), sizes.num_rows, activation,
                                address(out));
-            }};
+            },
+            self.weights()};
 }
 
 void check_rows(const std::int64_t* ids, std::size_t num_ids, std::size_t num_rows) {

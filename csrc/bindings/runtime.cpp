@@ -37,9 +37,10 @@ std::vector<int> cpus_of_threads(ThreadPool& pool) {
     return cpus;
 }
 
-std::vector<int> threads_of_tasks(ThreadPool& pool, std::size_t num_tasks) {
+std::vector<int> threads_of_tasks(ThreadPool& pool, std::size_t num_tasks, bool in_parts) {
     std::vector<int> threads(num_tasks, -1);
-    pool.run(num_tasks, [&](std::size_t task, int thread) { threads[task] = thread; });
+    const auto note = [&](std::size_t task, int thread) { threads[task] += 1 + thread; };
+    in_parts ? pool.run_in_parts(num_tasks, note) : pool.run(num_tasks, note);
     return threads;
 }
 
@@ -59,8 +60,10 @@ void bind_runtime(nb::module_& m) {
         .def_prop_ro("seconds_in_run", &ThreadPool::seconds_in_run, "Seconds its kernels took so far, in all.")
         .def("cpus_of_threads", &cpus_of_threads, nb::call_guard<nb::gil_scoped_release>(),
              "Run a task on every thread, and return the CPU that each was on (-1: not known here).")
-        .def("threads_of_tasks", &threads_of_tasks, nb::arg("num_tasks"), nb::call_guard<nb::gil_scoped_release>(),
-             "Run `num_tasks` tasks that do nothing, and return which thread ran each.");
+        .def("threads_of_tasks", &threads_of_tasks, nb::arg("num_tasks"), nb::arg("in_parts") = false,
+             nb::call_guard<nb::gil_scoped_release>(),
+             "Run `num_tasks` tasks that do nothing, and return which thread ran each. in_parts: as those that read weights\n"
+             "are, each thread a part of its own first.");
 }
 
 }  // namespace octavo

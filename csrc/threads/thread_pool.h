@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <type_traits>
 #include <vector>
 
@@ -24,6 +25,11 @@ public:
     // Seconds that callers have spent inside `run` so far: what a step takes beyond them is not the kernels'.
     double seconds_in_run() const { return seconds_in_run_.load(std::memory_order_relaxed); }
 
+    // What a later job reads by `run_in_parts`, task by task. Threads without a task bring what their part begins with into
+    // their caches while they spin: the memory rests less while a small job runs, or the last task of a large one. No more
+    // than a hint.
+    void fetch_next(std::span<const char> bytes);
+
     // Calls task(index, thread) once for each index below num_tasks, and returns when all have returned; what they wrote
     // is then visible. Indices are taken in ascending order, so a task may wait for those before it. Tasks must not throw
     // and must not call `run` of the same pool. Several callers take turns. In a forked child the team is started anew at
@@ -38,7 +44,31 @@ public:
         run_erased(num_tasks, invoke, const_cast<void*>(static_cast<const void*>(std::addressof(task))));
     }
 
+    // As `run`, but each thread begins with a part of the indices of its own, and helps with the others' when it is done.
+    template <class Task>
+    void run_in_parts(std::size_t num_tasks, Task&& task) {
+        if (num_threads_ == 1 || num_tasks <= 1) return run(num_tasks, task);
+        const std::size_t num_parts = static_cast<std::size_t>(num_threads_);
+        std::vector<Part> parts(num_parts);
+        for (std::size_t i = 0; i < num_parts; ++i) {
+            parts[i].next.store(i * num_tasks / num_parts, std::memory_order_relaxed);
+            parts[i].end = (i + 1) * num_tasks / num_parts;
+        }
+        run(num_parts, [&](std::size_t, int thread) {
+            for (std::size_t i = 0; i < num_parts; ++i) {
+                Part& part = parts[(static_cast<std::size_t>(thread) + i) % num_parts];
+                std::size_t index;
+                while ((index = part.next.fetch_add(1, std::memory_order_relaxed)) < part.end) task(index, thread);
+            }
+        });
+    }
+
 private:
+    struct alignas(64) Part {
+        std::atomic<std::size_t> next{0};
+        std::size_t end = 0;
+    };
+
     using Invoke = void (*)(void* context, std::size_t index, int thread) noexcept;
     class Team;
 

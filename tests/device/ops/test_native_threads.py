@@ -10,13 +10,20 @@ import pytest
 _native = pytest.importorskip("octavo._native", reason="built without the native module")
 
 
+@pytest.mark.parametrize("in_parts", [False, True])
 @pytest.mark.parametrize("num_threads", [1, 2, 16])
-def test_each_task_runs_once_on_a_thread_of_the_pool(num_threads: int) -> None:
+def test_each_task_runs_once_on_a_thread_of_the_pool(num_threads: int, in_parts: bool) -> None:
     pool = _native.ThreadPool(num_threads)
     for num_tasks in (0, 1, 2, 7, 1000):
-        threads = pool.threads_of_tasks(num_tasks)
+        threads = pool.threads_of_tasks(num_tasks, in_parts)
         assert len(threads) == num_tasks
         assert all(0 <= thread < num_threads for thread in threads)
+
+
+def test_what_a_thread_of_a_pool_does_not_get_to_the_others_do() -> None:
+    pool = _native.ThreadPool(8)  # more than there are CPUs: some come when all is done
+    for _ in range(200):
+        assert -1 not in pool.threads_of_tasks(13, in_parts=True)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
