@@ -12,12 +12,12 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import llguidance
-import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
-from octavo.control.structured_output.closing import JsonCloser, Row
-from octavo.control.structured_output.grammar import MaskRows
+from octavo.control.structured_output.backends.llguidance_end import EndFinder
+from octavo.control.structured_output.closing import LONGEST_END, JsonCloser, Row
+from octavo.control.structured_output.grammar import MaskRows, Way
 from octavo.tokenizer.tokenizer import TokenizerVocab
 from octavo.words.errors import RequestError
 from octavo.words.structured_outputs import StructuredOutputParams
@@ -51,18 +51,26 @@ class LLGuidanceBackend:
         matcher = LLMatcher(self._tokenizer, grammar_text(params), log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise _refusal(params, matcher.get_error())
-        if params.closes:
-            self._closer()  # on the thread that compiles, not in a step
-        return LLGuidanceGrammar(matcher, self._closer, self.num_mask_words)
+        grammar = LLGuidanceGrammar(matcher, self._closer, self.num_mask_words)
+        if not params.is_json:
+            return grammar
+        known = grammar.way_to_end([], LONGEST_END)  # from the start, for all copies, on the thread that compiles
+        return LLGuidanceGrammar(matcher, self._closer, self.num_mask_words, known)
 
 
 class LLGuidanceGrammar:
-    """One matcher; ``closer`` is asked for what knows the vocabulary's JSON, where somebody needs it."""
+    """One matcher; ``closer`` is asked for what knows the vocabulary's JSON, where somebody needs it.
 
-    def __init__(self, matcher: LLMatcher, closer: Callable[[], JsonCloser], num_mask_words: int) -> None:
+    ``known_way`` leads from the start to JSON's end.
+    """
+
+    def __init__(
+        self, matcher: LLMatcher, closer: Callable[[], JsonCloser], num_mask_words: int, known_way: Way = None
+    ) -> None:
         self._matcher = matcher
         self._closer = closer
         self._num_mask_words = num_mask_words
+        self._known_way = known_way
 
     @property
     def error(self) -> str | None:
@@ -76,9 +84,9 @@ class LLGuidanceGrammar:
         return self._matcher.consume_tokens(list(token_ids))
 
     def fill(self, rows: MaskRows, draft_token_ids: Sequence[int]) -> None:
-        num_taken = 0
-        for row, draft in zip(rows, (*draft_token_ids, None), strict=True):
-            self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
+        num_taken, address, row_bytes = 0, rows.ctypes.data, rows.strides[0]
+        for number, draft in enumerate((*draft_token_ids, None)):
+            self._matcher.unsafe_compute_mask_ptr(address + number * row_bytes, row_bytes)
             if draft is None or self._matcher.try_consume_tokens([draft]) != 1:
                 break
             num_taken += 1
@@ -88,21 +96,15 @@ class LLGuidanceGrammar:
     def narrow(self, row: Row) -> None:
         self._closer().narrow(row)
 
-    def num_to_end(self, draft_token_ids: Sequence[int], most: int) -> int:
-        matcher, closer = self._matcher.deep_copy(), self._closer()
+    def way_to_end(self, draft_token_ids: Sequence[int], most: int, known: Way = None) -> Way:
+        matcher = self._matcher.deep_copy()
         if matcher.try_consume_tokens(list(draft_token_ids)) < len(draft_token_ids):
-            return 0  # drafts that are not allowed: nothing follows them
-        row = np.zeros(self._num_mask_words, dtype=np.int32)
-        for number in range(most):
-            if matcher.is_stopped():
-                return number
-            matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-            closer.narrow(row)
-            matcher.consume_token(closer.usual(row))
-        return most
+            return []  # drafts that are not allowed: nothing follows them
+        known = known or self._known_way or ()
+        return EndFinder(matcher, self._closer(), self._num_mask_words, known).find(most)
 
     def copy(self) -> LLGuidanceGrammar:
-        return LLGuidanceGrammar(self._matcher.deep_copy(), self._closer, self._num_mask_words)
+        return LLGuidanceGrammar(self._matcher.deep_copy(), self._closer, self._num_mask_words, self._known_way)
 
 
 def check_grammar(params: StructuredOutputParams) -> None:
