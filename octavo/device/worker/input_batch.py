@@ -7,7 +7,7 @@ are made once and written again at every step: a captured step knows them by the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import ModuleType
 from typing import TypeAlias
@@ -185,6 +185,12 @@ class StepInputs:
             num_drafts_to_guess=output.num_drafts,
             inputs=self,
         )
+
+    def prepare_next(self, batch: InputBatch, table: RequestTable) -> InputBatch:
+        """Write the step after one of single tokens, whose requests all have their next token."""
+        table.num_computed_tokens[batch.slot_list] += 1
+        counts = self._layout.write(table, batch.slot_list, [1] * batch.num_requests)
+        return replace(batch, counts=counts)
 
     def _write_token_types(self, second_text_at: Ints, num_tokens: int) -> None:
         types = self.token_types.numpy()[:num_tokens]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from octavo.device.layers.attention import attention_layers, bind_kv_cache
 from octavo.device.lora.adapters import Adapters, NoAdapters
 from octavo.device.worker.block_table import BlockTable, BlockTables
+from octavo.device.worker.burst import BurstProgress, EndIds
 from octavo.device.worker.draft_steps import FollowingSteps
 from octavo.device.worker.dummy import dummy_end
 from octavo.device.worker.graphs import StepGraphs, capture_steps
@@ -28,11 +29,15 @@ from octavo.words.messages import GrammarMasks, ModelRunnerOutput, SchedulerOutp
 
 @dataclass(frozen=True)
 class Step:
-    """A handle: hidden states [T, hidden_size] of a step that waits to be sampled; None where it had no tokens."""
+    """A handle: hidden states [T, hidden_size] of a step that waits to be sampled; None where it had no tokens.
+
+    Of a burst it is the first of ``num_decode_steps``.
+    """
 
     step_id: int
     batch: InputBatch | None = None
     hidden: Tensor | None = None
+    num_decode_steps: int = 1
 
 
 class ModelRunner:
@@ -62,7 +67,8 @@ class ModelRunner:
         self.graphs = graphs
         self.adapters = adapters or NoAdapters()
         self._prompt_embeds = PromptEmbeds()
-        self._holders = (*holders, self.adapters, self._prompt_embeds)
+        self._end_ids = EndIds()
+        self._holders = (*holders, self.adapters, self._prompt_embeds, self._end_ids)
         self.head = head
         self._max_num_requests = max_num_requests
         self._max_num_tokens = max_num_tokens
@@ -145,18 +151,36 @@ class ModelRunner:
             given = self._prompt_embeds.of_step(batch)
             batch = batch if given is None else replace(batch, given=given)
             self.adapters.begin_step(batch.slots, batch.query_start_loc)
+        return Step(output.step_id, batch, self._forward(batch), output.num_decode_steps)
+
+    def _forward(self, batch: InputBatch) -> Tensor:
         with self.spans.span("forward"):
             hidden = self.graphs.forward(batch)
         if self.spans.detailed:
             self.spans.extend(self.graphs.forward_spans())
-        return Step(output.step_id, batch, hidden)
+        return hidden
 
     def sample(self, step: Step, grammar_masks: GrammarMasks | None = None) -> ModelRunnerOutput:
         """Finish a step: tokens for the requests that are done with their known ones, and guesses for the next step."""
         if step.batch is None or step.hidden is None:
             return ModelRunnerOutput(step_id=step.step_id, request_ids=[], sampled_token_ids=[])
-        output = self.head.finish(step.hidden, step.batch, self._table, grammar_masks)
+        output = self._finish(step.hidden, step.batch, grammar_masks)
         output.failed |= self.adapters.take_failed()
-        if self.spans.detailed and step.batch.counts.num_sampled:
+        if step.num_decode_steps > 1:
+            self._decode_on(step.batch, output, step.num_decode_steps)
+        return output
+
+    def _finish(self, hidden: Tensor, batch: InputBatch, grammar_masks: GrammarMasks | None) -> ModelRunnerOutput:
+        output = self.head.finish(hidden, batch, self._table, grammar_masks)
+        if self.spans.detailed and batch.counts.num_sampled:
             self.spans.extend(self.graphs.logits_spans())
         return output
+
+    def _decode_on(self, batch: InputBatch, output: ModelRunnerOutput, num_steps: int) -> None:
+        """Add the steps of a burst to the ``output`` of its first, until all requests have ended."""
+        progress = BurstProgress(output, self._end_ids.of(batch.slot_list))
+        while progress.goes_on and output.num_decode_steps < num_steps:
+            with self.spans.span("prepare"):
+                batch = self._inputs.prepare_next(batch, self._table)
+                self.adapters.begin_step(batch.slots, batch.query_start_loc)
+            progress.add(self._finish(self._forward(batch), batch, None))
