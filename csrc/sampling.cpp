@@ -107,6 +107,10 @@ public:
         return kernels_.race(x_, weights(), size_, cut, key, best_id());
     }
 
+    std::size_t race_among(const std::uint32_t* ids, Cut cut, std::uint64_t key) {
+        return kernels_.race_among(ids, x_, weights(), size_, cut, key, best_id());
+    }
+
     // The candidates that the cut keeps, in order.
     std::vector<std::uint32_t> ordered(Cut cut) const {
         std::vector<std::uint32_t> ids = between(cut, cut.value, kInfinity);
@@ -194,8 +198,40 @@ Cut filtered(Row& row, const RowChoice& choice) {
     return cut;
 }
 
+// The ids of all candidates where they are few, as grammars leave them; none where they are many.
+std::vector<std::uint32_t> few_candidates(const SamplingKernels& kernels, const float* logits, std::size_t size) {
+    constexpr std::size_t kAtOnce = 1024;
+    std::uint32_t found[kFew + kAtOnce];
+    std::size_t count = 0;
+    for (std::size_t start = 0; start < size; start += kAtOnce) {
+        const std::size_t first = count;
+        count += kernels.gather(logits + start, std::min(kAtOnce, size - start), -FLT_MAX, kInfinity, found + first);
+        if (count > kFew) return {};
+        for (std::size_t i = first; i < count; ++i) found[i] += static_cast<std::uint32_t>(start);
+    }
+    return {found, found + count};
+}
+
+// As `choose`, with work for the candidates alone.
+std::size_t choose_among(const SamplingKernels& kernels, const std::vector<std::uint32_t>& ids, float* logits,
+                         std::size_t size, const RowChoice& choice, bool keep) {
+    float x[kFew];
+    for (std::size_t i = 0; i < ids.size(); ++i) x[i] = logits[ids[i]] / choice.temperature;
+    Row row(kernels, x, ids.size());
+    const Cut cut = filtered(row, choice);
+    if (keep) {
+        std::fill(logits, logits + size, -kInfinity);
+        for (std::size_t i = 0; i < ids.size(); ++i) {
+            if (cut.keeps(x[i], i)) logits[ids[i]] = x[i];
+        }
+    }
+    return ids[row.race_among(ids.data(), cut, stream_key(choice))];
+}
+
 std::size_t choose(const SamplingKernels& kernels, float* logits, std::size_t size, const RowChoice& choice, bool keep) {
     if (choice.temperature == 0.0f) return Row(kernels, logits, size).best_id();
+    const std::vector<std::uint32_t> few = few_candidates(kernels, logits, size);
+    if (!few.empty()) return choose_among(kernels, few, logits, size, choice, keep);
     Row row(kernels, after_temperature(kernels, logits, size, choice.temperature), size);
     const Cut cut = filtered(row, choice);
     if (keep) {
@@ -232,27 +268,25 @@ void score(const SamplingKernels& kernels, const LogprobsCall& call, std::size_t
 
 // ---- Masks ----
 
-void mask_row(float* logits, std::size_t vocab_size, const std::uint32_t* bits, std::size_t num_words) {
+bool mask_row(const SamplingKernels& kernels, float* logits, std::size_t vocab_size, const std::uint32_t* bits,
+              std::size_t num_words) {
     const std::size_t covered = std::min(vocab_size, num_words * 32);
-    for (std::size_t first = 0; first < covered; first += 32) {
-        const std::uint32_t word = bits[first / 32];
-        if (word == ~std::uint32_t{0}) continue;
-        const std::size_t last = std::min(first + 32, covered);
-        for (std::size_t id = first; id < last; ++id) {
-            if (!(word >> (id - first) & 1)) logits[id] = -kInfinity;
-        }
-    }
     std::fill(logits + covered, logits + vocab_size, -kInfinity);
+    return kernels.mask(logits, covered, bits) > -kInfinity;
 }
 
 }  // namespace
 
-void mask_tokens(ThreadPool& pool, float* logits, std::size_t vocab_size, const std::int64_t* rows, std::size_t num_rows,
+bool mask_tokens(ThreadPool& pool, float* logits, std::size_t vocab_size, const std::int64_t* rows, std::size_t num_rows,
                  const std::uint32_t* bits, std::size_t num_words) {
     mask_counter.add();
+    const SamplingKernels& kernels = kKernels.active();
+    std::vector<char> has_candidate(num_rows);
     pool.run(num_rows, [&](std::size_t i, int) {
-        mask_row(logits + static_cast<std::size_t>(rows[i]) * vocab_size, vocab_size, bits + i * num_words, num_words);
+        float* row = logits + static_cast<std::size_t>(rows[i]) * vocab_size;
+        has_candidate[i] = mask_row(kernels, row, vocab_size, bits + i * num_words, num_words);
     });
+    return std::ranges::all_of(has_candidate, std::identity{});
 }
 
 std::vector<std::pair<std::size_t, float>> unusable_rows(ThreadPool& pool, const float* logits, std::size_t num_rows,

@@ -27,8 +27,8 @@ std::vector<std::pair<std::size_t, float>> unusable_rows(ThreadPool& pool, const
                                                          std::size_t vocab_size);
 
 // Ids whose bit is not set, in row i of bits [num_rows, num_words] for rows[i] of logits [.., vocab_size], become -infinity;
-// ids that have no bit too.
-void mask_tokens(ThreadPool& pool, float* logits, std::size_t vocab_size, const std::int64_t* rows, std::size_t num_rows,
+// ids that have no bit too. Returns whether each of the rows has a candidate left.
+bool mask_tokens(ThreadPool& pool, float* logits, std::size_t vocab_size, const std::int64_t* rows, std::size_t num_rows,
                  const std::uint32_t* bits, std::size_t num_words);
 
 // One token per row of usable logits (no NaN or +infinity, not all -infinity), at positions[r] and as choices[slots[r]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from octavo.device.sample.logits_processors import Followed, SamplingBatch
 from octavo.words.messages import NewRequestData
@@ -33,6 +33,30 @@ class OnlyToken:
             logits[row] = float("-inf")
             logits[row, token_id] = kept
         return bool(rows)
+
+
+class RawLogits:
+    """Keeps the bytes of the logits of requests with the argument ``watched``, by its value and the position."""
+
+    seen: ClassVar[dict[tuple[str, int], bytes]] = {}
+    most_rows: ClassVar[int] = 0
+
+    def __init__(self, vocab_size: int) -> None:
+        self._names: Followed[str] = Followed()
+
+    def add(self, slot: int, request: NewRequestData) -> None:
+        name = (request.sampling.params.extra_args or {}).get("watched")
+        if name is not None:
+            self._names.add(slot, name)
+
+    def remove(self, slot: int) -> None:
+        self._names.remove(slot)
+
+    def apply(self, logits: Any, batch: SamplingBatch) -> bool:
+        RawLogits.most_rows = max(RawLogits.most_rows, len(batch.slots))
+        for row, name in self._names.rows(batch):
+            self.seen[name, int(batch.num_tokens[row])] = logits[row].numpy().tobytes()
+        return False
 
 
 class Broken:

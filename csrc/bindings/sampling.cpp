@@ -15,10 +15,10 @@ auto bound_unusable_rows(ThreadPool& pool, Address logits, std::size_t num_rows,
     return unusable_rows(pool, address<const float>(logits), num_rows, vocab_size);
 }
 
-void bound_mask_tokens(ThreadPool& pool, Address logits, std::size_t vocab_size, Address rows, std::size_t num_rows,
+bool bound_mask_tokens(ThreadPool& pool, Address logits, std::size_t vocab_size, Address rows, std::size_t num_rows,
                        Address bits, std::size_t num_words) {
-    mask_tokens(pool, address<float>(logits), vocab_size, address<const std::int64_t>(rows), num_rows,
-                address<const std::uint32_t>(bits), num_words);
+    return mask_tokens(pool, address<float>(logits), vocab_size, address<const std::int64_t>(rows), num_rows,
+                       address<const std::uint32_t>(bits), num_words);
 }
 
 auto bound_choose_tokens(ThreadPool& pool, Address logits, std::size_t vocab_size, Address choices,
@@ -51,7 +51,8 @@ void bind_sampling(nb::module_& m) {
     m.attr("ROW_CHOICE_BYTES") = sizeof(RowChoice);
     m.def("mask_tokens", &bound_mask_tokens, nb::arg("pool"), nb::arg("logits"), nb::arg("vocab_size"), nb::arg("rows"),
           nb::arg("num_rows"), nb::arg("bits"), nb::arg("num_words"), released(),
-          "Ids whose bit is not set become -infinity: row i of bits [num_rows, num_words] is for rows[i], int64, of logits.");
+          "Ids whose bit is not set become -infinity: row i of bits [num_rows, num_words] is for rows[i], int64, of logits.\n"
+          "Returns whether each of the rows has a candidate left.");
     m.def("unusable_rows", &bound_unusable_rows, nb::arg("pool"), nb::arg("logits"), nb::arg("num_rows"),
           nb::arg("vocab_size"), "(row, largest number) of the rows of float32 [num_rows, vocab_size] where that is none\n"
           "to choose by: NaN if any is, infinity, or -infinity if all are.");

@@ -19,6 +19,13 @@ OCTAVO_INLINE unsigned less_bits(Lanes a, Lanes b) {
     return static_cast<unsigned>(_mm256_movemask_ps(_mm256_cmp_ps(a.v, b.v, _CMP_LT_OQ)));
 }
 
+// Lanes whose bit is not set become -infinity.
+OCTAVO_INLINE Lanes only_bits(Lanes a, unsigned bits) {
+    const __m256i each = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    const __m256i set = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(static_cast<int>(bits)), each), each);
+    return {_mm256_blendv_ps(broadcast(-__builtin_inff()).v, a.v, _mm256_castsi256_ps(set))};
+}
+
 struct WideSums {
     __m256d low = _mm256_setzero_pd(), high = _mm256_setzero_pd();
 
@@ -45,6 +52,13 @@ OCTAVO_INLINE unsigned equal_bits(Lanes a, Lanes b) {
 }
 OCTAVO_INLINE unsigned less_bits(Lanes a, Lanes b) {
     return bits_where([&](int i) { return a.v[i] < b.v[i]; });
+}
+
+OCTAVO_INLINE Lanes only_bits(Lanes a, unsigned bits) {
+    for (int i = 0; i < kLanes; ++i) {
+        if (!(bits >> i & 1)) a.v[i] = -__builtin_inff();
+    }
+    return a;
 }
 
 struct WideSums {
@@ -301,9 +315,46 @@ std::size_t race(const float* x, const float* weights, std::size_t size, Cut cut
     return winner;
 }
 
+std::size_t race_among(const std::uint32_t* ids, const float* x, const float* weights, std::size_t size, Cut cut,
+                       std::uint64_t key, std::size_t runner) {
+    std::size_t winner = runner;
+    double best = arrival(key, ids[runner], weights[runner]);
+    for (std::size_t i = 0; i < size; ++i) {
+        if (!cut.keeps(x[i], i) || weights[i] == 0.0f) continue;
+        const double time = arrival(key, ids[i], weights[i]);
+        if (time < best) {
+            best = time;
+            winner = i;
+        }
+    }
+    return winner;
+}
+
+// ---- Masks ----
+
+float mask(float* x, std::size_t size, const std::uint32_t* bits) {
+    const Lanes gone = broadcast(-__builtin_inff());
+    Lanes best = gone;
+    std::size_t i = 0;
+    for (; i + 32 <= size; i += 32) {
+        const std::uint32_t word = bits[i / 32];
+        for (std::size_t lane = 0; lane < 32; lane += kLanes) {
+            const Lanes left = word ? only_bits(load(x + i + lane), word >> lane & 0xff) : gone;
+            store(x + i + lane, left);
+            best = larger(left, best);
+        }
+    }
+    float result = largest_lane(best);
+    for (; i < size; ++i) {
+        if (!(bits[i / 32] >> i % 32 & 1)) x[i] = -__builtin_inff();
+        if (x[i] > result) result = x[i];
+    }
+    return result;
+}
+
 }  // namespace
 
-extern const SamplingKernels sampling_kernels{largest, find,  count_at_least, gather,
-                                              divide,  weigh, share,          race};
+extern const SamplingKernels sampling_kernels{largest, find,  count_at_least, gather, divide,
+                                              weigh,   share, race,           race_among, mask};
 
 }  // namespace octavo::OCTAVO_ISA

@@ -42,6 +42,11 @@ struct SamplingKernels {
     // exponential number i of stream `key`. `runner` is any id that is kept and has a weight above 0.
     std::size_t (*race)(const float* x, const float* weights, std::size_t size, Cut cut, std::uint64_t key,
                         std::size_t runner);
+    // The same where position i of x and weights is id ids[i], ascending; `runner` and the winner are positions.
+    std::size_t (*race_among)(const std::uint32_t* ids, const float* x, const float* weights, std::size_t size, Cut cut,
+                              std::uint64_t key, std::size_t runner);
+    // Ids whose bit is not set become -infinity; returns the largest that is left.
+    float (*mask)(float* x, std::size_t size, const std::uint32_t* bits);
 };
 
 OCTAVO_DECLARE_KERNELS(SamplingKernels, sampling_kernels)

@@ -94,6 +94,7 @@ class Request:
         self.status = RequestStatus.WAITING
         self.stop_reason: int | str | None = None
         self.error: str | None = None
+        self.is_refused = False
         self.num_computed_tokens = 0
         self.num_output_placeholders = 0
         self.last_step_id = 0

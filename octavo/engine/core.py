@@ -29,7 +29,7 @@ from octavo.engine.step_watch import NoStepWatch, StepWatch
 from octavo.engine.witness import NO_CLIENT, make_witness
 from octavo.executor.protocol import Executor, Handle
 from octavo.util.spans import NO_SPANS, Span, SpanRecorder, Spans
-from octavo.words.errors import UnknownOptionError
+from octavo.words.errors import RequestError, UnknownOptionError, UnsupportedError
 from octavo.words.lora import Adapter
 from octavo.words.messages import (
     EngineCoreOutput,
@@ -164,7 +164,7 @@ class EngineCore:
             if span is not None:
                 span.facts.update(step_facts(planned))
         for request_id, reason in self.structured_output.take_failed().items():
-            self.scheduler.fail_request(request_id, reason)
+            self.scheduler.fail_request(request_id, reason, is_refused=True)
         masks = self.structured_output.begin_masks(planned, self.scheduler.requests)
         self._watch.launched(planned)
         if self._quarantine.accused is not None:
@@ -196,6 +196,7 @@ class EngineCore:
         began_at, self._returned_at = max(launched_at, self._returned_at), self._clock()
         if masks is not None:
             done.failed |= masks.failed
+            done.refused += masks.failed
         if self._quarantine.on_trial is not None:
             rows = zip(done.request_ids, done.sampled_token_ids, strict=True)
             self._got_tokens = {request_id for request_id, ids in rows if ids} - done.failed.keys()
@@ -281,7 +282,9 @@ class EngineCore:
 
     def _refuse(self, message: EngineCoreRequest, error: Exception) -> None:
         logger.warning("Request %s could not be added", message.request_id, exc_info=error)
-        refusals = failed_outputs(message, f"{type(error).__name__}: {error}")
+        is_refused = isinstance(error, RequestError | UnsupportedError)
+        reason = str(error) if is_refused else f"{type(error).__name__}: {error}"
+        refusals = failed_outputs(message, reason, is_refused=is_refused)
         self._refused.setdefault(message.client_index, []).extend(refusals)
 
     # Rare questions

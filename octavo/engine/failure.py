@@ -45,9 +45,15 @@ def _last_lines(error: BaseException) -> list[str]:
     return "".join(traceback.format_exception(error)).rstrip().splitlines()[-NUM_TRACEBACK_LINES:]
 
 
-def failed_outputs(request: EngineCoreRequest, error: str) -> list[EngineCoreOutput]:
+def failed_outputs(request: EngineCoreRequest, error: str, *, is_refused: bool = False) -> list[EngineCoreOutput]:
     """The last outputs of a request that was never answered: one for each of its answers."""
     return [
-        EngineCoreOutput(request_id=choice_id, new_token_ids=[], finish_reason=FinishReason.ERROR, error=error)
+        EngineCoreOutput(
+            request_id=choice_id,
+            new_token_ids=[],
+            finish_reason=FinishReason.ERROR,
+            error=error,
+            is_refused=is_refused,
+        )
         for choice_id in request.choice_ids or (request.request_id,)
     ]

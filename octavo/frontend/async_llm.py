@@ -186,7 +186,11 @@ class AsyncLLM:
     async def add_lora(self, lora_request: LoRARequest) -> None:
         """Check an adapter and have it in memory before the first request. Raises RequestError, EngineError."""
         adapter = await asyncio.to_thread(self._inputs.find_adapter, lora_request)
-        await self.call("load_adapter", adapter)
+        try:
+            await self.call("load_adapter", adapter)
+        except EngineError:
+            await asyncio.to_thread(self._inputs.find_adapter, lora_request)  # which says what broke meanwhile
+            raise
 
     async def encode(
         self,

@@ -219,6 +219,7 @@ class _Choice:
         self._num_sent = 0
         self._stop_reason: int | str | None = None
         self._error: str | None = None
+        self._is_refused = False
         self._pooled: bytes | None = None
 
     def take(self, output: EngineCoreOutput) -> bool:
@@ -235,6 +236,7 @@ class _Choice:
         if output.finish_reason is not None:
             self.finish_reason = str(output.finish_reason)
             self._stop_reason, self._error = output.stop_reason, output.error
+            self._is_refused = output.is_refused
         return False
 
     def end(self, reason: FinishReason) -> None:
@@ -282,6 +284,7 @@ class _Choice:
             finish_reason=self.finish_reason,
             stop_reason=self._stop_reason,
             error=self._error,
+            is_refused=self._is_refused,
         )
 
     def _take_text(self, output: EngineCoreOutput) -> str | None:

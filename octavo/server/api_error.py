@@ -94,7 +94,9 @@ def as_api_error(error: BaseException) -> ApiError:
     return ApiError(500, "internal error; the server's log says more.")
 
 
-def failed_choice(reason: str | None) -> ApiError:
-    """One request failed in the engine; the others go on."""
+def failed_choice(reason: str | None, *, is_refused: bool = False) -> ApiError:
+    """One request failed in the engine, or was refused there; the others go on."""
+    if is_refused:
+        return ApiError(400, f"{reason}")
     logger.error("A request ended with an error: %s", reason)
     return ApiError(500, f"the request failed in the engine: {reason or 'unknown reason'}")

@@ -19,6 +19,7 @@ from octavo.server.api_error import ErrorResponse
 from octavo.server.context import ServerContext
 from octavo.server.development import Development, PauseRequest, RpcRequest
 from octavo.server.openai.chat import ChatCompletion, ChatCompletionRequest, ChatCompletions
+from octavo.server.openai.compaction import CompactedResponse, CompactRequest
 from octavo.server.openai.completions import Completion, CompletionRequest, Completions
 from octavo.server.openai.models import ModelCard, ModelList, Models
 from octavo.server.openai.pooling import (
@@ -117,6 +118,7 @@ def _response_routes(context: ServerContext) -> Iterator[Route]:
     get, post, delete = (partial(Route, "openai", method) for method in (GET, POST, DELETE))
     responses, one = Responses(context), "/v1/responses/{response_id}"
     yield post("/v1/responses", responses.create, body=ResponseRequest, answer=ResponseObject, streams=True)
+    yield post("/v1/responses/compact", responses.compact, body=CompactRequest, answer=CompactedResponse)
     yield get(one, responses.retrieve, answer=ResponseObject)
     yield delete(one, responses.delete, answer=DeletedResponse)
     yield post(f"{one}/cancel", responses.cancel)

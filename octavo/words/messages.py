@@ -169,9 +169,10 @@ class ModelRunnerOutput(msgspec.Struct, array_like=True, kw_only=True):
     ``sampled_token_ids[i]`` is empty while request i is still in its prompt, one token for a decode, several when
     drafts were accepted or in a burst, of which ``num_decode_steps`` were run. ``logprobs[i]`` has one row per sampled
     token, or is None. ``prompt_logprobs`` holds, per request that asked, the rows for positions ``start + 1 ...``
-    of this step's chunk. ``failed`` maps a request to the reason it cannot go on (NaN logits); it harms no other.
-    ``pooled`` holds the float32 numbers of requests that asked for these. ``draft_token_ids`` are guesses for the next
-    step, which took ``draft_seconds``.
+    of this step's chunk. ``failed`` maps a request to the reason it cannot go on (NaN logits); it harms no other. Those
+    in ``refused`` asked for what cannot be had, and nothing is wrong with the engine. ``pooled`` holds the float32
+    numbers of requests that asked for these. ``draft_token_ids`` are guesses for the next step, which took
+    ``draft_seconds``.
     """
 
     step_id: int
@@ -180,6 +181,7 @@ class ModelRunnerOutput(msgspec.Struct, array_like=True, kw_only=True):
     logprobs: list[list[LogprobsRow] | None] = []
     prompt_logprobs: dict[str, list[LogprobsRow]] = {}
     failed: dict[str, str] = {}
+    refused: list[str] = []
     draft_token_ids: dict[str, list[int]] = {}
     draft_seconds: float = 0.0
     pooled: dict[str, bytes] = {}
@@ -191,7 +193,8 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, kw_only=True, gc=False):
 
     ``prompt_logprobs`` is sent once, with the first token, without the leading None. ``stop_reason`` is the stop
     token id or "repetition". Times are ``time.time`` seconds. ``num_draft_tokens`` were verified by this step,
-    ``num_accepted_tokens`` of them were right.
+    ``num_accepted_tokens`` of them were right. ``error`` says why a request ends with ``error``, and ``is_refused``
+    that it asked for what cannot be had.
     """
 
     request_id: str
@@ -207,6 +210,7 @@ class EngineCoreOutput(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     pooled: bytes | None = None
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    is_refused: bool = False
 
 
 class PrefixCacheStats(msgspec.Struct, array_like=True, kw_only=True):

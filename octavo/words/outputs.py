@@ -33,7 +33,8 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
 
     ``logprobs`` has one dict per token of ``token_ids``: the asked best candidates and the chosen token.
     ``finish_reason`` is stop, length, repetition, abort or error; ``stop_reason`` is the stop string or token id that
-    ended it, "repetition", or None for an end-of-sequence token. ``error`` says why a choice ended with ``error``.
+    ended it, "repetition", or None for an end-of-sequence token. ``error`` says why a choice ended with ``error``, and
+    ``is_refused`` that the request is to blame and not the engine.
     """
 
     index: int
@@ -44,6 +45,7 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    is_refused: bool = False
 
     @property
     def finished(self) -> bool:

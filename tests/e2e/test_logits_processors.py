@@ -52,7 +52,7 @@ def test_a_request_that_a_processor_does_not_take_fails_alone(llm: LLM) -> None:
     refused, refused_too, other = ask(llm, ("A", wrong), ("B", wrong), ("A", {"max_tokens": 3}))
     assert other.outputs[0].text == "BCD"
     for output in (refused, refused_too):
-        assert output.outputs[0].finish_reason == "error"
+        assert (output.outputs[0].finish_reason, output.outputs[0].is_refused) == ("error", True)
         assert ONLY in str(output.outputs[0].error) and "only_token must be below" in str(output.outputs[0].error)
 
 

@@ -247,7 +247,8 @@ def test_an_adapter_whose_files_go_bad_after_the_request_ends_that_request_alone
         prepared = llm._engine.prepare("0", {"prompt_token_ids": PROMPT}, PARAMS, lora_request=_named(folder))
         save_tiny_adapter(folder, llama, seed=8)
         (output,) = llm._answer([prepared], False)
-        assert output.outputs[0].finish_reason == "error"
+        assert (output.outputs[0].finish_reason, output.outputs[0].is_refused) == ("error", True)
+        assert "adapter 'bad': " in output.outputs[0].error
         assert "adapter_model.safetensors: was changed" in output.outputs[0].error
         assert ask(llm, [None, adapters[0]]) == alone[:2]
 

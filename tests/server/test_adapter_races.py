@@ -25,11 +25,16 @@ Happening = Callable[[httpx.AsyncClient], Awaitable[None]]
 
 
 class Interrupted:
-    """An engine with which something happens between the check of a request's model and the look for its adapter."""
+    """An engine with which something happens to a request of adapter "one".
+
+    ``happening``: between the check of its model and the look for its adapter; ``later``: between that and the engine,
+    or between the look for an adapter that is loaded and its loading.
+    """
 
     def __init__(self, llm: AsyncLLM) -> None:
         self._llm = llm
         self.happening: Callable[[], Awaitable[None]] | None = None
+        self.later: Callable[[], None] | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._llm, name)
@@ -38,14 +43,36 @@ class Interrupted:
         if self.happening is not None and lora_request is not None and lora_request.lora_name == "one":
             happening, self.happening = self.happening, None
             await happening()
-        return await self._llm.prepare(*args, lora_request=lora_request, **options)
+        prepared = await self._llm.prepare(*args, lora_request=lora_request, **options)
+        if lora_request is not None and lora_request.lora_name == "one":
+            self._do_what_comes_later()
+        return prepared
+
+    async def add_lora(self, lora_request: Any) -> None:
+        find = self._llm._inputs.find_adapter
+
+        def find_and_lose(asked: Any) -> Any:
+            found = find(asked)
+            self._do_what_comes_later()
+            return found
+
+        self._llm._inputs.find_adapter = find_and_lose  # type: ignore[method-assign]
+        try:
+            await self._llm.add_lora(lora_request)
+        finally:
+            del self._llm._inputs.find_adapter
+
+    def _do_what_comes_later(self) -> None:
+        later, self.later = self.later, None
+        if later is not None:
+            later()
 
 
 class Served:
-    """The application on a real engine, with adapters "one" and "two" below its folder."""
+    """The application on a real engine, with three adapters below its folder, of which two fit into memory."""
 
     def __init__(self, succ: Path, folder: Path, runner: asyncio.Runner) -> None:
-        for seed, name in enumerate(("one", "two")):
+        for seed, name in enumerate(("one", "two", "three")):
             save_tiny_adapter(folder / name, succ, seed=seed, size=0.4)
         self.folder = folder
         self.runner = runner
@@ -79,8 +106,8 @@ def served(succ: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ser
         served.llm.shutdown()
 
 
-async def load(client: httpx.AsyncClient, name: str) -> None:
-    answer = await client.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": name})
+async def load(client: httpx.AsyncClient, name: str, **more: Any) -> None:
+    answer = await client.post("/v1/load_lora_adapter", json={"lora_name": name, "lora_path": name, **more})
     assert answer.status_code == 200, answer.text
 
 
@@ -150,5 +177,59 @@ def test_a_request_whose_adapter_was_deleted_meanwhile_is_told_so_and_no_other_n
         assert text(await ask(client, path, "one")) == alone[1]
         for name in ("one", "two"):
             await unload(client, name)
+
+    served.run(race)
+
+
+def cut_off(folder: Path) -> None:
+    weights = folder / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+
+
+LOSSES: dict[str, tuple[Callable[[Path], None], str]] = {
+    "deleted": (shutil.rmtree, "cannot be read"),
+    "cut off": (cut_off, "truncated"),
+    "written anew": (lambda folder: (folder / "adapter_config.json").write_text("{"), "JSON"),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_files_that_go_before_the_engine_has_read_them_are_the_fault_of_that_request_alone(
+    served: Served, loss: str, tmp_path: Path
+) -> None:
+    spoil, says = LOSSES[loss]
+    kept = shutil.copytree(served.folder / "one", tmp_path / "kept")
+
+    async def race(client: httpx.AsyncClient) -> None:
+        for name in ("one", "two", "three"):  # the first is not in memory any more
+            await load(client, name)
+        alone = [text(await ask(client, "/v1/completions", name)) for name in (MODEL, "two")]
+        served.llm.later = lambda: spoil(served.folder / "one")
+        late, *others = await asyncio.gather(
+            *(ask(client, "/v1/completions", name) for name in ("one", MODEL, "two")),
+        )
+        assert [text(each) for each in others] == alone
+        error = late.json()["error"]
+        assert (late.status_code, error["type"], error["param"]) == (400, "invalid_request_error", None)
+        assert error["message"].startswith("adapter 'one': ") and says in error["message"]
+        bring_back()
+        body = {"model": "one", "prompt": "ABCDEF", "max_tokens": 4, "stream": True}
+        await load(client, "two", load_inplace=True)
+        await load(client, "three", load_inplace=True)
+        served.llm.later = lambda: spoil(served.folder / "one")
+        stream = (await client.post("/v1/completions", json=body)).text
+        assert '"type":"invalid_request_error"' in stream and says in stream
+        bring_back()
+        await unload(client, "one")
+        served.llm.later = lambda: spoil(served.folder / "one")
+        refused = await client.post("/v1/load_lora_adapter", json={"lora_name": "one", "lora_path": "one"})
+        assert refused.status_code == 400 and says in refused.json()["error"]["message"]
+        bring_back()
+        for name in ("two", "three"):
+            await unload(client, name)
+
+    def bring_back() -> None:
+        shutil.rmtree(served.folder / "one", ignore_errors=True)
+        shutil.copytree(kept, served.folder / "one")
 
     served.run(race)

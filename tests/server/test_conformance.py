@@ -21,8 +21,8 @@ LLM_COMPLY = [sys.executable, "-c", "import sys; from llm_comply.cli import main
 SCHEMATHESIS = [sys.executable, "-c", "from schemathesis.cli import schemathesis; schemathesis()"]
 COMPLY = {"openai-chat": "deepseek-r", "open-responses": "deepseek-r", "anthropic": "claude-sonnet-4"}
 """Formats, each with a name of a model whose tests of thoughts are not skipped."""
-WAITING = {"chat-image-input", "image-input", "anth-image-input", "compact-response", "compact-missing-model"}
-"""Tests of images and of compaction: tests/pending_cases.md."""
+WAITING = {"chat-image-input", "image-input", "anth-image-input"}
+"""Tests of images: tests/pending_cases.md."""
 
 
 @pytest.mark.parametrize("interface", COMPLY)

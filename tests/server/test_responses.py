@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from octavo.server.api_error import ApiError
+from octavo.server.openai.compaction import INTRODUCTION, REQUEST, said_by
 from octavo.server.openai.response_store import ENTRY_BYTES, ResponseStore
 from tests.server.conftest import MODEL, RunningServer
 
@@ -100,6 +101,59 @@ def test_items_of_every_text_form_are_read(server: RunningServer) -> None:
 def test_what_cannot_be_done_is_said_clearly(server: RunningServer, fields: dict[str, Any], param: str) -> None:
     answer = server.client.post("/v1/responses", json={"model": MODEL, "input": "A", **fields})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+    assert server.is_alive()
+
+
+CONVERSATION: list[Any] = [
+    {"role": "developer", "content": "be brief"},
+    {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Launch on Tuesday?"}]},
+    {"type": "function_call", "call_id": "1", "name": "day", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "1", "output": "free"},
+    {"type": "message", "role": "assistant", "content": "Yes."},
+]
+
+
+def test_a_conversation_is_made_shorter_and_goes_on_from_its_summary(client: openai.OpenAI) -> None:
+    summary = "/0123456789:;<=>?@ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # what the model says after a full stop
+    compacted = client.responses.compact(model=MODEL, input=CONVERSATION)
+    *kept, compaction = [item.to_dict(warnings=False) for item in compacted.output]
+    assert [(item["role"], item["content"][0]["text"]) for item in kept] == [
+        ("developer", "be brief"),
+        ("user", "Launch on Tuesday?"),
+    ]
+    assert compaction["type"] == "compaction"
+    assert compacted.usage.input_tokens == len("be briefLaunch on Tuesday?Yes.free" + REQUEST)
+    assert compacted.usage.output_tokens == len(summary) + 1
+    said = said_by(compaction["encrypted_content"], "")
+    assert said == INTRODUCTION + summary
+    items: Any = [*kept, compaction, {"role": "user", "content": "X"}]
+    answer = client.responses.create(model=MODEL, input=items, temperature=0)
+    assert answer.output_text == "YZ"
+    assert answer.usage is not None and answer.usage.input_tokens == len(f"be briefLaunch on Tuesday?{said}X")
+    again = client.responses.compact(model=MODEL, previous_response_id=answer.id)
+    assert [item.type for item in again.output] == ["message", "message", "message", "compaction"]
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/compact", {"input": None}, "input"),
+        ("/compact", {"input": []}, "input"),
+        ("/compact", {"model": "nope"}, "model"),
+        ("/compact", {"model": None}, "model"),
+        ("/compact", {"previous_response_id": "nope"}, "response_id"),
+        ("/compact", {"input": [{"role": "user", "content": 7}]}, "messages"),
+        ("/compact", {"input": "a" * 1020}, "prompt"),
+        ("", {"input": [{"type": "compaction"}]}, "input"),
+        ("", {"input": [{"type": "compaction", "encrypted_content": "gAAA=="}]}, "input"),
+        ("", {"input": [{"type": "compaction", "encrypted_content": "/w=="}]}, "input"),
+    ],
+)
+def test_what_cannot_be_made_shorter_is_said(
+    server: RunningServer, path: str, fields: dict[str, Any], param: str | None
+) -> None:
+    answer = server.client.post(f"/v1/responses{path}", json={"model": MODEL, "input": "A", **fields})
+    assert answer.status_code in (400, 404) and answer.json()["error"]["param"] == param, answer.text
     assert server.is_alive()
 
 

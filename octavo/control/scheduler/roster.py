@@ -188,9 +188,9 @@ class Roster:
         else:
             self._kv_cache.free(request)
 
-    def end_with_error(self, request: Request, error: str) -> None:
-        """End a request with an error, which the next update reports."""
-        request.error = error
+    def end_with_error(self, request: Request, error: str, *, is_refused: bool = False) -> None:
+        """End a request with an error, which the next update reports. ``is_refused``: the request is to blame."""
+        request.error, request.is_refused = error, is_refused
         self.end_early(request, RequestStatus.FINISHED_ERROR)
 
     def end_early(self, request: Request, status: RequestStatus) -> None:

@@ -138,11 +138,11 @@ class Scheduler:
             self._roster.drop_finished()
         return known
 
-    def fail_request(self, request_id: str, error: str) -> None:
+    def fail_request(self, request_id: str, error: str, *, is_refused: bool = False) -> None:
         """End a request that waits with an error, which the next update reports; unknown ids are ignored."""
         request = self.requests.get(request_id)
         if request is not None:
-            self._roster.end_with_error(request, error)
+            self._roster.end_with_error(request, error, is_refused=is_refused)
             self._roster.drop_finished()
 
     def has_unfinished_requests(self) -> bool:
@@ -265,7 +265,7 @@ class Scheduler:
         """
         self._note_return(step, result, seconds)
         for request_id, reason in result.failed.items():
-            self._fail(request_id, reason)
+            self._fail(request_id, reason, is_refused=request_id in result.refused)
         outputs = self._roster.report_ended_early()
         num_before = len(self.requests)
         self._results.take(step, result, outputs)
@@ -292,10 +292,10 @@ class Scheduler:
             self.step_times.observe(load, (seconds - result.draft_seconds) / result.num_decode_steps)
             self._limit_drafts.observe(load, result.draft_seconds)
 
-    def _fail(self, request_id: str, reason: str) -> None:
+    def _fail(self, request_id: str, reason: str, *, is_refused: bool) -> None:
         request = self.requests.get(request_id)
         if request is None:
             return
         # What went wrong may have entered with any block it attended to, so none of them is offered again.
         self.kv_cache.forget(request, from_token=0)
-        self._roster.end_with_error(request, reason)
+        self._roster.end_with_error(request, reason, is_refused=is_refused)

@@ -46,5 +46,6 @@ def tokenless_end(request: Request, choice_id: str | None = None, pooled: bytes 
         num_preemptions=request.num_preemptions,
         first_scheduled_time=request.first_scheduled_time,
         error=request.error,
+        is_refused=request.is_refused,
         pooled=pooled,
     )

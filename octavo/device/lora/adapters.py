@@ -27,7 +27,7 @@ class Adapters(Protocol):
         ...
 
     def load(self, adapter: Adapter) -> None:
-        """Have an adapter in memory before a request needs it. Safe in any thread. Raises CheckpointError."""
+        """Have an adapter in memory before a request needs it. Safe in any thread. Raises RequestError."""
         ...
 
     def counters(self) -> dict[str, int]:

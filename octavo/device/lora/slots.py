@@ -12,7 +12,7 @@ from torch import Tensor
 from octavo.device.lora.attach import AdaptedLayer
 from octavo.device.lora.load import LoadedAdapter
 from octavo.device.lora.store import AdapterStore
-from octavo.words.errors import OctavoError
+from octavo.words.errors import CheckpointError, RequestError, UnsupportedError
 from octavo.words.lora import Adapter
 from octavo.words.messages import NewRequestData
 
@@ -52,7 +52,7 @@ class SlotAdapters:
             return
         try:
             self._slot_of_request[slot] = self._enter(request.adapter)
-        except OctavoError as error:
+        except RequestError as error:
             self._failed[request.request_id] = str(error)
             return
         self._hash_of_request[slot] = request.adapter.content_hash
@@ -73,7 +73,7 @@ class SlotAdapters:
         return failed
 
     def load(self, adapter: Adapter) -> None:
-        self._store.get(adapter)
+        self._in_memory(adapter)
 
     def counters(self) -> dict[str, int]:
         """Rows computed with adapters; adapters read from files, put into slots, and dropped; their bytes."""
@@ -90,13 +90,19 @@ class SlotAdapters:
     def _enter(self, adapter: Adapter) -> int:
         slot = self._slots.find(adapter.content_hash)
         if slot is None:
-            loaded = self._store.get(adapter)
+            loaded = self._in_memory(adapter)
             slot = self._slots.take(adapter.content_hash)
             self._in_slots[slot] = loaded
             for layer, updates in zip(self._layers, loaded.updates, strict=True):
                 layer.slots.put(slot, updates)
         self._slots.hold(adapter.content_hash)
         return slot
+
+    def _in_memory(self, adapter: Adapter) -> LoadedAdapter:
+        try:
+            return self._store.get(adapter)
+        except (CheckpointError, UnsupportedError) as error:  # its files went or broke since the request was checked
+            raise RequestError(f"adapter {adapter.name!r}: {error}", param="lora_request") from error
 
 
 class _LruSlots:

@@ -63,7 +63,7 @@ class LogitsProcessor(Protocol):
     def remove(self, slot: int) -> None: ...
 
     def apply(self, logits: Tensor, batch: SamplingBatch) -> bool:
-        """Change rows of logits [R, V] float32; returns whether any was."""
+        """Change rows of logits [R, V] float32; returns whether one may be left without a candidate."""
         ...
 
 

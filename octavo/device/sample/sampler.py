@@ -7,7 +7,7 @@ a draw. What no row of a batch uses costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -39,11 +39,15 @@ from octavo.words.messages import LogprobsRow, NewRequestData
 
 @dataclass(frozen=True)
 class SamplerOutput:
-    """One token per row; ``logprobs[r]`` where row r asked. ``failed`` maps a row without a usable token to why."""
+    """One token per row; ``logprobs[r]`` where row r asked. ``failed`` maps a row without a usable token to why.
+
+    Of these, ``refused`` are rows of requests that a processor does not take.
+    """
 
     token_ids: list[int]
     logprobs: list[LogprobsRow | None]
     failed: dict[int, str] = field(default_factory=dict)
+    refused: Collection[int] = ()
 
 
 def builtin_processors(
@@ -131,8 +135,8 @@ class Sampler:
         if any(changed):
             problem = "the logits after the request's own constraints"
             failed = self._chooser.unusable_rows(logits, problem) | failed
-        if self._refused:
-            failed |= {row: self._refused[slot] for row, slot in enumerate(batch.slots) if slot in self._refused}
+        refused = self._refused_rows(batch) if self._refused else {}
+        failed |= refused
         candidates = self._candidates(logits, batch, beams, raw_totals)
         # In processed mode, the logits then hold what the tokens were chosen from.
         positions: list[int] = batch.num_tokens.tolist()
@@ -141,7 +145,10 @@ class Sampler:
         self._verification.settle(token_ids, logits, self._choices, batch)
         rows = self._logprobs(logits[asking] if raw is None else raw, token_ids, asking, batch) if asking else {}
         rows |= candidates
-        return SamplerOutput(token_ids, [rows.get(row) for row in range(len(batch.slots))], failed)
+        return SamplerOutput(token_ids, [rows.get(row) for row in range(len(batch.slots))], failed, refused.keys())
+
+    def _refused_rows(self, batch: SamplingBatch) -> dict[int, str]:
+        return {row: self._refused[slot] for row, slot in enumerate(batch.slots) if slot in self._refused}
 
     def guess(
         self, logits: Tensor, batch: SamplingBatch, purpose: Purpose = Purpose.TOKEN, *, keep_logits: bool = False

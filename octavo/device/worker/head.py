@@ -61,11 +61,13 @@ class SamplingHead:
     ) -> ModelRunnerOutput:
         prompt_rows, failed = self._score_prompts(hidden, batch, table)
         sampled = self._sample(hidden, batch, table, grammar_masks)
+        refused: list[str] = []
         token_ids: list[list[int]] = [[] for _ in batch.request_ids]
         logprobs: list[list[LogprobsRow] | None] = [None] * len(batch.request_ids)
         for row, num_drafts, first in _sampled(batch):
             if first in sampled.failed:
                 failed[batch.request_ids[row]] = sampled.failed[first]
+                refused += [batch.request_ids[row]] if first in sampled.refused else []
             if batch.request_ids[row] not in failed:
                 end = first + _num_taken(sampled, first, _drafts(batch, table, row, num_drafts))
                 token_ids[row] = sampled.token_ids[first:end]
@@ -78,6 +80,7 @@ class SamplingHead:
             logprobs=logprobs,
             prompt_logprobs=prompt_rows,
             failed=failed,
+            refused=refused,
         )
         if batch.num_drafts_to_guess or self._drafter.sees_all_steps:
             self._draft(hidden, batch, table, output)

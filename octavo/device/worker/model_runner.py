@@ -165,7 +165,9 @@ class ModelRunner:
         if step.batch is None or step.hidden is None:
             return ModelRunnerOutput(step_id=step.step_id, request_ids=[], sampled_token_ids=[])
         output = self._finish(step.hidden, step.batch, grammar_masks)
-        output.failed |= self.adapters.take_failed()
+        refused = self.adapters.take_failed()
+        output.failed |= refused
+        output.refused += refused
         if step.num_decode_steps > 1:
             self._decode_on(step.batch, output, step.num_decode_steps)
         return output

@@ -215,7 +215,7 @@ class Worker:
         return None if native is None else native.pool.seconds_in_run
 
     def load_adapter(self, adapter: Adapter) -> None:
-        """Have a LoRA adapter in memory before a request needs it. Safe in any thread. Raises CheckpointError."""
+        """Have a LoRA adapter in memory before a request needs it. Safe in any thread. Raises RequestError."""
         self.model_runner.adapters.load(adapter)
 
     def adapter_counters(self) -> dict[str, int]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from octavo.server.answer_parts import called
 from octavo.server.api_error import ApiError
+from octavo.server.openai.compaction import said_by
 
 TEXT_PARTS = frozenset({"input_text", "output_text", "text"})
 
@@ -43,6 +44,8 @@ class _Conversation:
             case "function_call_output":
                 content = _content(item.get("output"), f"{where}.output")
                 self._add("tool", content=content, tool_call_id=_text(item, "call_id", where))
+            case "compaction":
+                self._add("assistant", content=said_by(item.get("encrypted_content"), where))
             case kind:
                 raise ApiError(400, f"{where}: an item of type {kind!r:.60} is not possible.", param="input")
 

@@ -17,6 +17,7 @@ from octavo.server.api_error import ApiError, as_api_error
 from octavo.server.context import ServerContext
 from octavo.server.conversation import conversation_ids, text_size
 from octavo.server.dialect import AnswerPlan
+from octavo.server.openai.compaction import REQUEST, CompactRequest, compacted, summary_request
 from octavo.server.openai.generation import check_stops
 from octavo.server.openai.response_format import asked_shape
 from octavo.server.openai.response_input import messages_of
@@ -54,26 +55,38 @@ class Responses:
 
     async def create(self, request: Request) -> Response:
         """Answer a request."""
+        body = await self._context.bodies.read(request, ResponseRequest)
+        messages = self._messages(body)
+        answer = await self._begin(body, messages)
+        if not body.stream:
+            whole = await unless_gone(request, answer.whole())
+            return Response(self._keep(whole, [*messages, answer.message]), media_type=JSON)
+        frames = self._stream(answer, messages)
+        return EventStream(frames, keep_alive_s=self._context.config.sse_keep_alive_interval)
+
+    async def compact(self, request: Request) -> Response:
+        """Answer with a shorter conversation."""
+        body = await self._context.bodies.read(request, CompactRequest)
+        messages = self._messages(body)
+        answer = await self._begin(summary_request(body), [*messages, *messages_of(REQUEST)])
+        whole = await unless_gone(request, answer.whole())
+        return json_response(compacted(messages, answer.message["content"], whole))
+
+    async def _begin(self, body: ResponseRequest, messages: list[dict[str, Any]]) -> _Answer:
+        """The answer to a conversation."""
         context = self._context
-        body = await context.bodies.read(request, ResponseRequest)
         model = context.check_model(body.model)
         llm, adapter = context.llm, context.adapter_of(model)
         check_unsupported(body)
         tools = response_tools(body)
         context.dialect.check(tools)
-        messages = self._messages(body)
         system = [{"role": "system", "content": body.instructions}] if body.instructions else []
         ids = await conversation_ids(llm, [*system, *messages], tools=tools.for_template, **template_options(body))
         plan = context.dialect.plan(ids, tools)
         params = plan.applied_to(response_params(body, llm.default_sampling_params))
         answer_id = f"resp_{secrets.token_hex(16)}"
         prepared = await context.prepare({"prompt_token_ids": ids}, params, answer_id, plan, adapter)
-        answer = _Answer(body, prepared, plan, llm, model, params, context.now)
-        if not body.stream:
-            whole = await unless_gone(request, answer.whole())
-            return Response(self._keep(whole, [*messages, answer.message]), media_type=JSON)
-        frames = self._stream(answer, messages)
-        return EventStream(frames, keep_alive_s=context.config.sse_keep_alive_interval)
+        return _Answer(body, prepared, plan, llm, model, params, context.now)
 
     async def retrieve(self, request: Request) -> Response:
         """A response that was kept."""
@@ -90,9 +103,12 @@ class Responses:
         self._store.get(request.path_params["response_id"])
         raise ApiError(400, "only responses in the background can be cancelled.", param="response_id")
 
-    def _messages(self, body: ResponseRequest) -> list[dict[str, Any]]:
-        earlier = [] if body.previous_response_id is None else self._store.get(body.previous_response_id).messages
-        return [*earlier, *messages_of(body.input)]
+    def _messages(self, body: ResponseRequest | CompactRequest) -> list[dict[str, Any]]:
+        if body.previous_response_id is None:
+            return messages_of(body.input)
+        earlier = self._store.get(body.previous_response_id).messages
+        is_all = isinstance(body, CompactRequest) and body.input is None
+        return earlier if is_all else [*earlier, *messages_of(body.input)]
 
     async def _stream(self, answer: _Answer, messages: list[dict[str, Any]]) -> AsyncGenerator[bytes, None]:
         events = answer.events()

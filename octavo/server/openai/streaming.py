@@ -38,7 +38,7 @@ def check_not_failed(output: RequestOutput) -> None:
     """Raise the error of a choice that failed in the engine."""
     for choice in output.outputs:
         if choice.finish_reason == "error":
-            raise failed_choice(choice.error)
+            raise failed_choice(choice.error, is_refused=choice.is_refused)
 
 
 async def run_one(

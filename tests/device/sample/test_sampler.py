@@ -231,6 +231,33 @@ def test_native_masks_leave_what_those_of_torch_leave(vocab_size: int) -> None:
     assert (got[0, :32] == -math.inf).all() and got[4].isfinite().any()
 
 
+@pytest.mark.parametrize("num_allowed", [0, 1, 70])
+def test_masks_say_whether_each_of_their_rows_has_a_candidate_left(num_allowed: int) -> None:
+    native = pytest.importorskip("octavo._native", reason="built without the native module")
+    for isa in native.available_isas():
+        for mask in (mask_tokens, native_mask_tokens(open_native(1, isa))):
+            allowed = np.zeros((2, 96), dtype=np.uint8)
+            allowed[0, 64:], allowed[1, 96 - num_allowed :] = 1, 1
+            logits = torch.zeros(3, 96)
+            logits[2, :64] = -math.inf  # row 2 is masked by what begins at 64
+            rows = MaskedRows([2, 0], np.packbits(allowed, axis=1, bitorder="little").view(np.int32))
+            assert mask(logits, rows) is (num_allowed > 0)
+            assert (logits[0] > -math.inf).sum() == num_allowed
+    native.set_isa("auto")
+
+
+def test_a_grammar_that_leaves_nothing_fails_its_row_alone() -> None:
+    requests = [request([65], temperature=0.0), request([65], temperature=0.0)]
+    sampler = Sampler(2, builtin_processors(VOCAB_SIZE))
+    for slot, each in enumerate(requests):
+        sampler.add(slot, each)
+    masked = MaskedRows([1], np.zeros((1, 8), dtype=np.int32))
+    batch = SamplingBatch([0, 1], np.array([1, 1]), np.array([[65], [65]], dtype=np.int32), masked)
+    output = sampler.sample(succ_logits(requests), batch)
+    assert list(output.failed) == [1] and "constraints" in output.failed[1]
+    assert output.token_ids[0] == 66
+
+
 def test_a_slot_given_to_another_request_keeps_nothing_of_the_first() -> None:
     sampler = Sampler(1, builtin_processors(VOCAB_SIZE))
     plain = request([ord("A")], temperature=0.0)
