@@ -1,28 +1,10 @@
-"""Bursts on the device: decode steps after each other, each with the tokens that the one before chose."""
+"""How far a burst has come: decode steps after each other, each with the tokens that the one before chose."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 
-from octavo.words.messages import ModelRunnerOutput, NewRequestData
-
-
-class EndIds:
-    """The ids that end each request, by slot: an engine need not be asked whether a burst is over."""
-
-    def __init__(self) -> None:
-        self._by_slot: dict[int, frozenset[int]] = {}
-
-    def add(self, slot: int, request: NewRequestData) -> None:
-        sampling = request.sampling
-        self._by_slot[slot] = frozenset(sampling.eos_token_ids).union(sampling.params.stop_token_ids or ())
-
-    def remove(self, slot: int) -> None:
-        del self._by_slot[slot]
-
-    def of(self, slots: Iterable[int]) -> list[frozenset[int]]:
-        """Those of each slot."""
-        return [self._by_slot[slot] for slot in slots]
+from octavo.words.messages import ModelRunnerOutput
 
 
 class BurstProgress:
@@ -32,29 +14,34 @@ class BurstProgress:
     A step in which one fails is the last: what is wrong is met again, and told, by the next burst.
     """
 
-    def __init__(self, output: ModelRunnerOutput, end_ids: Sequence[frozenset[int]]) -> None:
+    def __init__(self, output: ModelRunnerOutput, end_ids: Sequence[Collection[int]]) -> None:
         self._output = output
         self._end_ids = end_ids
         self._has_failed = bool(output.failed)
-        self._going = set(range(len(end_ids)))
+        self.going = [True] * len(end_ids)
+        """Which requests have not ended."""
         self._note_ends(output.sampled_token_ids)
 
     @property
     def goes_on(self) -> bool:
         """Whether any request wants another token, and all can have it."""
-        return bool(self._going) and not self._has_failed
+        return any(self.going) and not self._has_failed
 
     def add(self, step: ModelRunnerOutput) -> None:
         """Add a step, in the order in which they are taken."""
-        output = self._output
-        output.num_decode_steps += 1
-        for token_ids, more in zip(output.sampled_token_ids, step.sampled_token_ids, strict=True):
-            token_ids += more
-        for rows, more_rows in zip(output.logprobs, step.logprobs, strict=True):
+        for rows, more_rows in zip(self._output.logprobs, step.logprobs, strict=True):
             if rows is not None and more_rows is not None:
                 rows += more_rows
+        self.add_tokens(step.sampled_token_ids, num_steps=1)
         self._has_failed = bool(step.failed)
-        self._note_ends(step.sampled_token_ids)
+
+    def add_tokens(self, token_ids: Sequence[Sequence[int]], *, num_steps: int) -> None:
+        """Add what several steps brought to each request."""
+        self._output.num_decode_steps += num_steps
+        for known, more in zip(self._output.sampled_token_ids, token_ids, strict=True):
+            known.extend(more)
+        self._note_ends(token_ids)
 
     def _note_ends(self, token_ids: Sequence[Sequence[int]]) -> None:
-        self._going = {row for row in self._going if not self._end_ids[row].intersection(token_ids[row])}
+        for row, ids in enumerate(token_ids):
+            self.going[row] = self.going[row] and not any(token_id in self._end_ids[row] for token_id in ids)

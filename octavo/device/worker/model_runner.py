@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from octavo.device.layers.attention import attention_layers, bind_kv_cache
 from octavo.device.lora.adapters import Adapters, NoAdapters
 from octavo.device.worker.block_table import BlockTable, BlockTables
-from octavo.device.worker.burst import BurstProgress, EndIds
+from octavo.device.worker.burst import BurstProgress
 from octavo.device.worker.draft_steps import FollowingSteps
 from octavo.device.worker.dummy import dummy_end
+from octavo.device.worker.end_ids import EndIds
 from octavo.device.worker.graphs import StepGraphs, capture_steps
 from octavo.device.worker.head import Head
 from octavo.device.worker.input_batch import GroupInputs, InputBatch, StepInputs
@@ -67,7 +68,7 @@ class ModelRunner:
         self.graphs = graphs
         self.adapters = adapters or NoAdapters()
         self._prompt_embeds = PromptEmbeds()
-        self._end_ids = EndIds()
+        self._end_ids = EndIds(max_num_requests)
         self._holders = (*holders, self.adapters, self._prompt_embeds, self._end_ids)
         self.head = head
         self._max_num_requests = max_num_requests
@@ -181,8 +182,20 @@ class ModelRunner:
     def _decode_on(self, batch: InputBatch, output: ModelRunnerOutput, num_steps: int) -> None:
         """Add the steps of a burst to the ``output`` of its first, until all requests have ended."""
         progress = BurstProgress(output, self._end_ids.of(batch.slot_list))
+        if progress.goes_on and not self.spans.detailed and self._decode_at_once(batch, progress, num_steps - 1):
+            return
         while progress.goes_on and output.num_decode_steps < num_steps:
             with self.spans.span("prepare"):
                 batch = self._inputs.prepare_next(batch, self._table)
                 self.adapters.begin_step(batch.slots, batch.query_start_loc)
             progress.add(self._finish(self._forward(batch), batch, None))
+
+    def _decode_at_once(self, batch: InputBatch, progress: BurstProgress, num_steps: int) -> bool:
+        with self.spans.span("decode loop"):
+            token_ids = self.head.decode_on(batch, self._table, self._end_ids, progress.going, num_steps)
+        if token_ids is None:
+            return False
+        num_run = max(map(len, token_ids))
+        self.adapters.note_repeats(num_run)
+        progress.add_tokens(token_ids, num_steps=num_run)
+        return True
