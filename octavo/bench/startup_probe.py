@@ -7,12 +7,14 @@ import sys
 import time
 from typing import Any
 
+from octavo.device.platform.torch_import import import_torch_lazily
 from octavo.words.errors import OctavoError
 
 
 def main() -> int:
     """Arguments: when the process was started (``time.time``), and the engine's options as JSON."""
     began, options = float(sys.argv[1]), json.loads(sys.argv[2])
+    import_torch_lazily()  # as `octavo generate` does
     try:
         print(json.dumps(measure(began, options)))
     except OctavoError as error:

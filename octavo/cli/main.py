@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from octavo import __version__
 from octavo.config.env import read_environment
 from octavo.config.flat import with_hyphens
+from octavo.device.platform.torch_import import import_torch_lazily
 from octavo.util.logs import init_logging
 from octavo.words.errors import ConfigError, OctavoError
 
@@ -133,6 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_command(name: str, argv: Sequence[str]) -> int:
+    import_torch_lazily()
     module_name, summary = COMMANDS[name]
     module: ModuleType = importlib.import_module(module_name)
     parser = Parser(prog=f"octavo {name}", description=summary[0].upper() + summary[1:] + ".")

@@ -35,6 +35,14 @@ class ServerConfig:
     root_path: Annotated[str, Option("Path under which a proxy shows the server.")] = ""
     max_request_bytes: Annotated[int, Option("Largest body of a request.", at_least=1024)] = 16 << 20
     max_header_bytes: Annotated[int, Option("Most bytes of a request's headers.", at_least=1024)] = 64 << 10
+    request_read_timeout: Annotated[
+        float,
+        Option(
+            "Seconds within which a request must have come whole; later it gets a 408 and its connection is closed. "
+            "0 = any time.",
+            at_least=0,
+        ),
+    ] = 60.0
     max_choices: Annotated[int, Option("Most answers one request may ask for: prompts x n.", at_least=1)] = 1024
     shutdown_timeout: Annotated[
         float,

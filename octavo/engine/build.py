@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from octavo.checkpoint.drafter import DrafterFiles, check_vocabularies, read_drafter
 from octavo.checkpoint.facts import read_model_facts
 from octavo.checkpoint.generation_config import end_token_ids, read_generation_config
@@ -27,6 +29,7 @@ from octavo.control.scheduler.scheduler import Scheduler
 from octavo.control.structured_output.grammar import GrammarBackend
 from octavo.control.structured_output.manager import NoStructuredOutput, StructuredOutput, StructuredOutputManager
 from octavo.device.platform.detect import detect_caps
+from octavo.device.platform.torch_import import complete_torch
 from octavo.engine.core import EngineCore
 from octavo.engine.info import EngineInfo
 from octavo.engine.interrupts import deferred_interrupts
@@ -117,6 +120,8 @@ def _decide(config: EngineConfig, phases: Phases) -> ModelParts:
         logger.warning("octavo._native is not installed: every operation runs on plain torch")
     for line in plan.explained():
         logger.debug("Plan: %s", line)
+    if plan.runner == "pooling":
+        facts = msgspec.structs.replace(facts, tie_word_embeddings=True)  # no head is loaded, for none is read
     return ModelParts(config=config, checkpoint=checkpoint, facts=facts, plan=plan, drafter=drafter)
 
 
@@ -180,6 +185,8 @@ def find_tokenizer(config: EngineConfig, model: Checkpoint | None) -> Checkpoint
 
 def _start_uni(parts: ModelParts, phases: Phases) -> Executor:
     with phases("init worker"):
+        if _runs_code_of_users(parts.config):
+            complete_torch()
         with deferred_interrupts():  # half an import of torch cannot be taken up again
             build_worker = resolve(WORKER_BUILDER)
         worker = build_worker(parts.config, parts.plan, parts.facts, parts.checkpoint, parts.drafter)
@@ -199,6 +206,11 @@ def _start_uni(parts: ModelParts, phases: Phases) -> Executor:
     )
     executor: Executor = resolve(EXECUTORS["uni"])(worker)
     return executor
+
+
+def _runs_code_of_users(config: EngineConfig) -> bool:
+    asked = (config.parallel.worker_cls, config.parallel.worker_extension_cls, config.model.logits_processors)
+    return any(asked)
 
 
 def _start_simulated(parts: ModelParts, phases: Phases) -> Executor:

@@ -12,6 +12,7 @@ import signal
 import sys
 from importlib import import_module
 
+from octavo.device.platform.torch_import import import_torch_lazily
 from octavo.engine.parent_watch import die_with_parent
 from octavo.util.collector import paused_collector
 
@@ -20,6 +21,7 @@ def main(folder: str, parent_pid: int, watch_fd: int, preload: str) -> int:
     """Import everything, then be a core; returns the exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # after Ctrl-C the parent decides
     die_with_parent(parent_pid)
+    import_torch_lazily()
     with paused_collector():
         if preload:
             with contextlib.suppress(Exception):  # found again, and told, where the module is needed

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 
+from octavo.device.platform.torch_import import complete_torch
 from octavo.words.errors import ConfigError, EngineStartError
 
 GROUP = "octavo.plugins"
@@ -43,6 +44,7 @@ def load_plugins(asked: str | None, found: Iterable[EntryPoint] | None = None) -
     for name in names:
         if name not in installed:
             raise ConfigError(_not_installed(name, list(installed)))
+        complete_torch()
         _call_once(installed[name])
         logger.info("Loaded plugin %s", name)
     return names

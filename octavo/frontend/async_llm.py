@@ -367,15 +367,21 @@ class AsyncLLM:
         except BaseException:
             self._close(request)
             raise
-        self._set_deadline(slot, prepared.choices[0].arrival_time, timeout_s)
+        self._set_deadline(request, slot, prepared.choices[0].arrival_time, timeout_s)
         return request, slot
 
-    def _set_deadline(self, slot: _OutputSlot, arrival_time: float, timeout_s: float | None) -> None:
+    def _set_deadline(
+        self, request: OpenRequest, slot: _OutputSlot, arrival_time: float, timeout_s: float | None
+    ) -> None:
         limits = [limit for limit in (timeout_s, self._request_timeout_s) if limit is not None]
         if limits:
             left_s = arrival_time + min(limits) - time.time()
             error = RequestTimeoutError(f"the request was not done within {min(limits):g} s and was ended.")
-            slot.deadline = asyncio.get_running_loop().call_later(left_s, slot.fail, error)
+            slot.deadline = asyncio.get_running_loop().call_later(left_s, self._expire, request, slot, error)
+
+    def _expire(self, request: OpenRequest, slot: _OutputSlot, error: RequestTimeoutError) -> None:
+        if not request.finished:  # else its reader is late, not the engine
+            slot.fail(error)
 
     def _close(self, request: OpenRequest) -> None:
         """Forget a request; what of it still runs is aborted."""

@@ -82,6 +82,8 @@ class SamplingResolver:
                 "with --logits-processors.",
                 param="extra_args",
             )
+        bad_words = tuple(self._bad_words(params.bad_words or ()))
+        self._check_something_is_left(params, bad_words)
         room = self._max_model_len - num_prompt_tokens
         ordinal = next(self._ordinals)
         return ResolvedSampling(
@@ -90,7 +92,7 @@ class SamplingResolver:
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
             num_text_tokens=min(self._tokenizer.num_text_tokens, self._vocab_size),
             eos_token_ids=() if params.ignore_eos else self._eos_token_ids,
-            bad_words_token_ids=tuple(self._bad_words(params.bad_words or ())),
+            bad_words_token_ids=bad_words,
             reasoning_end_ids=reasoning_end_ids,
         )
 
@@ -125,6 +127,21 @@ class SamplingResolver:
                     f"{name} asks for {shown}; this engine allows at most {limit} (option max_logprobs).", param=name
                 )
             setattr(params, name, self._vocab_size if asked == -1 else min(asked, self._vocab_size))
+
+    def _check_something_is_left(self, params: SamplingParams, bad_words: tuple[tuple[int, ...], ...]) -> None:
+        """Refuse allowed tokens of which none could ever be the first."""
+        if params.allowed_token_ids is None:
+            return
+        left = {each for each in params.allowed_token_ids if each < self._tokenizer.num_text_tokens}
+        left -= {word[0] for word in bad_words if len(word) == 1}
+        if params.min_tokens:
+            left -= {*(() if params.ignore_eos else self._eos_token_ids), *(params.stop_token_ids or ())}
+        if not left:
+            raise RequestError(
+                "allowed_token_ids holds no token that may come: leave out those that bad_words forbids, that end an "
+                "answer before min_tokens, or that stand for no text.",
+                param="allowed_token_ids",
+            )
 
     def _bad_words(self, words: Iterable[str]) -> Iterable[tuple[int, ...]]:
         """Each word as it begins a text and as it follows a space: vocabularies write the two differently."""

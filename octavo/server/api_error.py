@@ -8,7 +8,9 @@ import re
 from collections.abc import Mapping
 
 import msgspec
+from starlette.requests import ClientDisconnect
 
+from octavo.server.field_names import field_of
 from octavo.words.errors import (
     EngineError,
     OverloadedError,
@@ -16,7 +18,8 @@ from octavo.words.errors import (
     RequestTimeoutError,
 )
 
-# What an SDK must not send again: it would take as long again.
+CLIENT_CLOSED_REQUEST = 499
+# What an SDK must not send again by itself: it would take as long, or fail, again.
 NO_RETRY = {"x-should-retry": "false"}
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large"}
 _INTERNALS = re.compile(r"0x[0-9a-fA-F]{6,}|(?<![\w.])/(?:[\w.+-]+/)+[\w.+-]+")
@@ -74,14 +77,18 @@ def not_ready(message: str) -> ApiError:
     return ApiError(503, message, headers={"retry-after": "1"})
 
 
-def as_api_error(error: BaseException) -> ApiError:
-    """What a client is told about ``error``; one that nobody expected is logged, and only named an internal one."""
+def as_api_error(error: BaseException, path: str = "") -> ApiError:
+    """What a client of ``path`` is told; an error that nobody expected is logged, and only named an internal one."""
     match error:
         case ApiError():
             return error
         case RequestError():
             code = "context_length_exceeded" if "maximum context length" in str(error) else None
-            return ApiError(400, str(error), param=error.param, code=code)
+            return ApiError(400, str(error), param=field_of(path, error.param), code=code)
+        case ClientDisconnect():
+            return client_gone()
+        case RecursionError():
+            return ApiError(400, "the body is nested too deeply.")
         case OverloadedError():
             seconds = str(max(1, math.ceil(error.retry_after_s)))
             return ApiError(503, str(error), code="overloaded", headers={"retry-after": seconds})
@@ -94,9 +101,14 @@ def as_api_error(error: BaseException) -> ApiError:
     return ApiError(500, "internal error; the server's log says more.")
 
 
+def client_gone() -> ApiError:
+    """Nobody will read this answer."""
+    return ApiError(CLIENT_CLOSED_REQUEST, "the client closed the connection.")
+
+
 def failed_choice(reason: str | None, *, is_refused: bool = False) -> ApiError:
-    """One request failed in the engine, or was refused there; the others go on."""
+    """One request failed in the engine, and would again, or was refused there; the others go on."""
     if is_refused:
         return ApiError(400, f"{reason}")
     logger.error("A request ended with an error: %s", reason)
-    return ApiError(500, f"the request failed in the engine: {reason or 'unknown reason'}")
+    return ApiError(500, f"the request failed in the engine: {reason or 'unknown reason'}", headers=NO_RETRY)

@@ -69,4 +69,5 @@ async def _answer_error(request: Request, error: Exception) -> Response:
         error = ApiError(
             error.status_code, words.get(error.status_code, str(error.detail)), headers=dict(error.headers or {})
         )
-    return error_response(as_api_error(error), request.url.path)
+    path = request.scope["path"].removeprefix(request.scope.get("root_path", ""))
+    return error_response(as_api_error(error, path), path)

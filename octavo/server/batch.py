@@ -161,7 +161,7 @@ async def call(app: ASGIApp, line: BatchLine) -> Answer:
 
 
 class AnswerFile:
-    """Appends answers, each by one write of one whole line."""
+    """Appends answers, each as one whole line."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -181,7 +181,9 @@ class AnswerFile:
             "response": response,
             "error": None if error is None else {"code": "invalid_request", "message": error},
         }
-        os.write(self._file, msgspec.json.encode(line) + b"\n")
+        data = msgspec.json.encode(line) + b"\n"
+        while data:  # a disk that fills up takes part of it first
+            data = data[os.write(self._file, data) :]
 
     def close(self) -> None:
         os.close(self._file)

@@ -46,9 +46,9 @@ class BodyReader:
 
 
 def parse_json(data: bytes) -> Any:
-    """The value that ``data`` says, or ApiError 400."""
+    """The value that ``data`` says (an object without fields where it says nothing), or ApiError 400."""
     try:
-        return msgspec.json.decode(data)
+        return msgspec.json.decode(data) if data else {}
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(400, f"the body is not valid JSON: {error}.") from error
 

@@ -8,6 +8,7 @@ import re
 import secrets
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
@@ -134,7 +135,7 @@ class _Answer:
         scope = self._scope
         client: Any = scope.get("client") or ("unix", 0)
         access_logger.info(
-            '%s:%s - "%s %s HTTP/%s" %d', *client[:2], scope["method"], scope["path"], scope["http_version"],
+            '%s:%s - "%s %s HTTP/%s" %d', *client[:2], scope["method"], quote(scope["path"]), scope["http_version"],
             message["status"],
         )  # fmt: skip
 

@@ -12,11 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from octavo.server.api_error import ApiError
+from octavo.server.api_error import ApiError, client_gone
 
 JSON = "application/json"
 KEEP_ALIVE = b": keep-alive\n\n"
-CLIENT_CLOSED_REQUEST = 499
 _SSE_HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -106,7 +105,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     except asyncio.CancelledError:
         if not leaving.done() or task.uncancel():
             raise
-        raise ApiError(CLIENT_CLOSED_REQUEST, "the client closed the connection.") from None
+        raise client_gone() from None
     finally:
         leaving.remove_done_callback(cancel)
         leaving.cancel()

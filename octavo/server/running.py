@@ -26,6 +26,7 @@ from octavo.server.context import ServerContext
 from octavo.server.engine_state import EngineState
 from octavo.server.http_protocol import limited_protocol
 from octavo.server.startup_responder import StartupResponder
+from octavo.util.logs import adopt_logger
 from octavo.words.errors import OctavoError
 
 BACKLOG = 2048
@@ -67,7 +68,7 @@ def run_server(
     server = HttpServer(
         uvicorn.Config(
             app,
-            http=limited_protocol(config.max_header_bytes),
+            http=limited_protocol(config.max_header_bytes, config.request_read_timeout),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -82,6 +83,8 @@ def run_server(
             proxy_headers=False,
         )
     )
+    for library in ("uvicorn", "asyncio"):
+        adopt_logger(library)
     gc.freeze()  # the framework's many objects stay: the collector need not look at them again
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(server, context, listener, responder, starting))

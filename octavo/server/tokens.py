@@ -75,7 +75,8 @@ class Tokens:
     async def _ids(self, body: TokenizeRequest) -> list[int]:
         llm = self._context.llm
         if (body.prompt is None) == (body.messages is None):
-            raise ApiError(400, "give either prompt or messages.", param="prompt")
+            name = "prompt" if body.messages is None else "messages"
+            raise ApiError(400, "give either prompt or messages.", param=name)
         if body.prompt is None:
             adds = body.add_generation_prompt and not body.continue_final_message
             return await conversation_ids(llm, body.messages, continues=body.continue_final_message, adds=adds)

@@ -46,3 +46,11 @@ def init_logging(*, level: str = "INFO", as_json: bool = False, process_name: st
     logger.handlers = [handler]
     logger.propagate = False
     logger.setLevel(level)
+
+
+def adopt_logger(name: str, *, level: str = "WARNING") -> None:
+    """Let another library's logger write like ours, from ``level`` on; a program does so for what runs in its name."""
+    logger = logging.getLogger(name)
+    logger.handlers = logging.getLogger(_ROOT).handlers
+    logger.propagate = False
+    logger.setLevel(level)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from typing import Any
 
 from octavo.device.worker.worker import Worker
+from octavo.words.graph_report import GraphReport
 from octavo.words.messages import SchedulerOutput
 
 POISON_LENGTH = 13
@@ -46,3 +48,12 @@ class SlowWorker(PlantedWorker):
     def execute(self, step: SchedulerOutput) -> Any:
         time.sleep(0.01)
         return super().execute(step)
+
+
+class SlowToWarmUpWorker(Worker):
+    """Says that it warms up, and does so for ever."""
+
+    def warm_up(self) -> GraphReport:
+        print("warming up", file=sys.stderr, flush=True)
+        time.sleep(600)
+        return super().warm_up()

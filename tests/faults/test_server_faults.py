@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -25,6 +26,8 @@ from tests.succ import successor
 END_TIMEOUT_S = 20.0
 soon = partial(waiting.soon, seconds=END_TIMEOUT_S)
 SLOW = ("--worker-cls", "tests.faults.planted_worker:SlowWorker", "--num-threads", "1")
+SLOW_TO_WARM_UP = ("--worker-cls", "tests.faults.planted_worker:SlowToWarmUpWorker")
+MOCK = ("--load-format", "mock", "--plugins", "")
 NUM_TOKENS = 300
 
 
@@ -110,6 +113,8 @@ class Stream(threading.Thread):
 def wait_for_phase(server: RunningServer, phase: str) -> None:
     if phase == "loading":
         assert soon(lambda: len(tree(server)) > 1, seconds=60)
+    if phase == "warm-up":
+        assert soon(lambda: "warming up" in server.log.read_text(), seconds=60)
     if phase in ("ready", "streaming"):
         server.wait_until_ready()
     if phase == "streaming":
@@ -122,12 +127,13 @@ def wait_for_phase(server: RunningServer, phase: str) -> None:
     [
         ("listening", signal.SIGTERM),
         ("loading", signal.SIGINT),
+        ("warm-up", signal.SIGTERM),
         ("ready", signal.SIGINT),
         ("streaming", signal.SIGTERM),
     ],
 )
 def test_one_signal_ends_the_whole_tree(start: Callable[..., RunningServer], phase: str, number: int) -> None:
-    server = start(*SLOW)
+    server = start(*(SLOW_TO_WARM_UP if phase == "warm-up" else SLOW))
     wait_for_phase(server, phase)
     processes = tree(server)
     server.process.send_signal(number)
@@ -190,6 +196,50 @@ def test_without_restarts_the_death_of_the_core_ends_the_server_with_1(start: Ca
     stream.join(60)
     assert stream.error is not None and stream.finish_reason is None
     assert "SIGKILL" in server.log.read_text()
+
+
+def test_a_core_that_stands_still_is_told_by_health_and_its_stream_goes_on(
+    start: Callable[..., RunningServer],
+) -> None:
+    server = start(*SLOW, "--engine-stuck-timeout", "2")
+    server.wait_until_ready()
+    stream = Stream(server)
+    core_of(server).suspend()
+    assert soon(lambda: health(server) == (503, "recovering"))
+    assert server.client.get("/live").status_code == 200
+    assert server.client.get("/metrics").status_code == 200
+    stream.join(120)
+    assert (stream.text, stream.finish_reason, stream.error) == (whole_answer("A"), "length", None)
+    assert server.client.get("/health").status_code == 200
+    assert "made no progress" in server.log.read_text()
+
+
+def test_when_no_other_core_can_be_started_the_server_ends_with_1(
+    start: Callable[..., RunningServer], succ: Path, tmp_path: Path
+) -> None:
+    model = shutil.copytree(succ, tmp_path / "model")
+    server = start(*MOCK, "--max-engine-restarts", "2", model=model)
+    server.wait_until_ready()
+    processes = tree(server)
+    shutil.rmtree(model)
+    os.kill(core_of(server).pid, signal.SIGKILL)
+    assert soon(lambda: health(server) == (503, "recovering"))
+    assert server.client.get("/live").status_code == 200
+    assert server.process.wait(60) == 1
+    assert soon(lambda: is_gone(processes))
+    assert "SIGKILL" in server.log.read_text() and str(model) in server.log.read_text()
+
+
+@pytest.mark.parametrize("phase", ["loading", "ready"])
+def test_a_front_end_that_is_killed_before_its_first_request_leaves_no_process(
+    start: Callable[..., RunningServer], phase: str
+) -> None:
+    """Case CO02."""
+    server = start(*SLOW)
+    wait_for_phase(server, phase)
+    processes = tree(server)
+    server.process.kill()
+    assert soon(lambda: is_gone(processes))
 
 
 def test_a_killed_front_end_leaves_no_process_and_the_next_starts(start: Callable[..., RunningServer]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,18 @@ def test_half_an_answer_of_a_run_that_was_killed_is_made_whole(tmp_path: Path) -
     assert len(answered_ids(target)) == 1
     _, answers = run(EchoApp(), tmp_path, line("a"), line("b"))
     assert sorted(answer["custom_id"] for answer in answers) == ["a", "b"]
+
+
+def test_a_disk_that_fills_up_in_the_middle_of_a_line_is_told(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (700, hard))
+    try:
+        with pytest.raises(ConfigError, match="out.jsonl"):
+            run(EchoApp(), tmp_path, line("a"), line("b", text="long" * 100))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    tally, answers = run(EchoApp(), tmp_path, line("a"), line("b", text="long" * 100))
+    assert (tally.skipped, tally.answered, len(answers)) == (1, 1, 2)
 
 
 def test_an_id_that_comes_twice_is_answered_once(tmp_path: Path) -> None:

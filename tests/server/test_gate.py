@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -101,6 +102,15 @@ def test_while_the_model_loads_probes_tell_and_requests_are_told_to_wait() -> No
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1"), answer.text
 
 
+def test_who_has_no_future_is_not_alive() -> None:
+    context = make_context()
+    context.state.set_ready(SimpleNamespace(errored=True, problem="gone"))  # type: ignore[arg-type]
+    for path in ("/live", "/health"):
+        answer = ask(context, "GET", path)
+        assert (answer.status_code, answer.json()) == (503, {"status": "dead"})
+    assert ask(context, "GET", "/v1/models", keys=[]).status_code == 503
+
+
 def test_a_stopping_server_takes_no_more_requests() -> None:
     context = make_context()
     context.state.set_stopping()
@@ -154,3 +164,19 @@ def test_what_nobody_expected_is_an_internal_error_without_details() -> None:
     answer = asyncio.run(send())
     assert answer.status_code == 500
     assert answer.json()["error"]["message"] == "internal error; the server's log says more."
+
+
+def test_a_path_cannot_write_a_line_of_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    context = ServerContext(state=EngineState(), config=ServerConfig(), model_names=("m",), bodies=BodyReader(10_000))
+    with caplog.at_level("INFO", "octavo.server.access"):
+        assert ask(context, "GET", "/x%0aERROR%20all%20is%20lost%1b[2J", keys=[]).status_code == 404
+    assert [record.getMessage() for record in caplog.records] == [
+        '127.0.0.1:123 - "GET /x%0AERROR%20all%20is%20lost%1B%5B2J HTTP/1.1" 404'
+    ]
+
+
+def test_a_proxy_may_show_the_server_under_a_path() -> None:
+    context = make_context(root_path="/ai")
+    for path, status in (("/ai/live", 200), ("/ai/ui", 200), ("/ai/version", 401), ("/ai/v1/models", 401)):
+        assert ask(context, "GET", path).status_code == status, path
+    assert ask(context, "GET", "/ai/version", headers={"x-api-key": "secret"}).status_code == 200

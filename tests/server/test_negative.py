@@ -28,12 +28,13 @@ def memory_of(server: RunningServer) -> int:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"prompt": [10**6]}, "prompt_token_ids"),  # SA10
-        ({"prompt": [-1]}, "prompt_token_ids"),
-        ({"prompt": [320]}, "prompt_token_ids"),
-        ({"prompt": [2**40]}, "prompt_token_ids"),
-        ({"prompt": [1.5]}, "prompt_token_ids"),
-        ({"prompt": [True]}, "prompt_token_ids"),
+        ({"prompt": [10**6]}, "prompt"),  # SA10
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": [320]}, "prompt"),
+        ({"prompt": [2**40]}, "prompt"),
+        ({"prompt": [1.5]}, "prompt"),
+        ({"prompt": [True]}, "prompt"),
+        ({"prompt": [[65], [400]]}, "prompt"),
         ({"prompt": ["a", 5]}, "prompt"),
         ({"prompt": []}, "prompt"),
         ({"prompt": ""}, "prompt"),
@@ -49,6 +50,9 @@ def memory_of(server: RunningServer) -> int:
         ({"logit_bias": {"abc": 1}}, "logit_bias"),
         ({"logit_bias": {"66": 101}}, "logit_bias"),
         ({"logit_bias": {"66": "x"}}, "logit_bias"),
+        ({"allowed_token_ids": [66], "bad_words": ["B"]}, "allowed_token_ids"),
+        ({"allowed_token_ids": [257, 258, 300], "min_tokens": 1}, "allowed_token_ids"),
+        ({"vllm_xargs": {"a": 1}}, "vllm_xargs"),
         ({"bad_words": [""]}, "bad_words"),  # SA13
         ({"bad_words": ["a"] * 100_000}, "bad_words"),
         ({"logprobs": 10**9}, "logprobs"),  # SA22
@@ -98,6 +102,42 @@ def test_codes_that_clients_branch_on(server: RunningServer) -> None:
     assert long["code"] == "context_length_exceeded"
     assert long["message"].startswith("This model's maximum context length is 1024 tokens.")
     assert server.complete("A", model="nope").json()["error"]["code"] == "model_not_found"
+
+
+def test_the_one_of_several_prompts_that_is_wrong_is_named(server: RunningServer) -> None:
+    for prompt in (["A", ""], [[65], [400]], ["A", "A" * 2000]):
+        error = server.complete(prompt).json()["error"]
+        assert error["message"].endswith("(prompt[1])") and error["param"] == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "A" * 2000}]}, "messages"),
+        ("/v1/chat/completions", {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ("/v1/responses", {"input": ""}, "input"),
+        ("/v1/responses", {"input": [{}]}, "input"),
+        ("/v1/responses", {"max_output_tokens": 2**40}, "max_output_tokens"),
+        ("/tokenize", {"prompt": "A", "messages": []}, "messages"),
+        ("/v1/embeddings", {"input": "A"}, "model"),
+    ],
+)
+def test_param_is_a_field_of_the_request(server: RunningServer, path: str, fields: dict[str, Any], param: str) -> None:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "A"}], "input": "A", **fields}
+    answer = server.client.post(path, json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/tokenize"])
+def test_what_is_nested_deeply_is_taken_or_refused(server: RunningServer, path: str) -> None:
+    for depth in (100, 600, 900, 5000):
+        deep = '{"a":' * depth + "1" + "}" * depth
+        message = f'[{{"role": "user", "content": "A", "more": {deep}}}]'
+        field = "input" if path == "/v1/responses" else "messages"
+        body = f'{{"model": "{MODEL}", "max_tokens": 1, "{field}": {message}, "metadata": {{"a": {deep}}}}}'
+        answer = server.client.post(path, content=body)
+        assert answer.status_code in (200, 400), answer.text
+    assert server.is_alive()
 
 
 @pytest.mark.parametrize(
@@ -187,7 +227,9 @@ def test_giant_headers_are_refused(server: RunningServer) -> None:  # OA07
 
 
 def test_no_error_body_shows_internals(server: RunningServer) -> None:  # SE11
-    wrong = [{"prompt": value} for value in (None, {}, [[]], [["a"]], ["/etc/passwd", 1])]
+    values: list[Any] = [None, {}, [[]], [["a"]], ["/etc/passwd", 1], "", -1, 2**64, 1e308, True, [None], {"a": [{}]}]
+    fields = ("prompt", "stop", "logit_bias", "structured_outputs", "stream_options", "prompt_embeds", *INTEGER_FIELDS)
+    wrong = [{"prompt": "A", "max_tokens": 1, field: value} for field in fields for value in values]
     wrong += [{"prompt": "a", "cache_salt": "/root/secret/file" * 1000}, {"model": "../../etc/passwd", "prompt": "a"}]
     for body in wrong:
         text = server.client.post(COMPLETIONS, json=body).text

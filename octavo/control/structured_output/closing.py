@@ -24,6 +24,9 @@ USUAL_TOKEN_BYTES = (4, 3, 2)
 LONGEST_END = 512
 """Tokens up to which the soonest end is looked for: one that is longer, or that nobody finds, counts as this long."""
 
+LONGEST_TEXT = 128
+"""Tokens after which a text that may still not end counts as one that never does, as one with a pattern may be."""
+
 SPARE_TOKENS, SPARE_SHARE = 4, 0.25
 """What the end may take more tokens than the ones that were found for it: at all, and as a share of them."""
 
@@ -36,12 +39,12 @@ class JsonCloser:
         lengths, brackets, quotes = kinds.lengths, kinds.count(BRACKETS), kinds.count(b'"')
         has_no_blanks = (lengths > 0) & (kinds.count(BLANKS) == 0)
         separators = kinds.begins_with(b",:") & (quotes == lengths - 1) & (lengths <= 2)
-        self._ends = _row(np.isin(np.arange(len(tokens)), eos_token_ids))
-        self._inside_text = _row((lengths == 1) & (kinds.count(INSIDE_TEXT) == 1))
-        self._closing_text = _row(kinds.begins_with(b'"') & (brackets == lengths - 1))
+        self._ends = _Tokens(np.isin(np.arange(len(tokens)), eos_token_ids))
+        self._inside_text = _Tokens((lengths == 1) & (kinds.count(INSIDE_TEXT) == 1))
+        self._closing_text = _Tokens(kinds.begins_with(b'"') & (brackets == lengths - 1))
         # Outside of texts, best first: close, go on to what is required, begin a text; rather no new level; no blanks.
         self._soonest = [
-            _row(flags)
+            _Tokens(flags)
             for flags in (
                 (lengths > 0) & (brackets == lengths),
                 separators,
@@ -51,22 +54,24 @@ class JsonCloser:
             )
         ]
         self._usual = [_row(lengths == number) for number in USUAL_TOKEN_BYTES]
+        self.quote = tokens.index(b'"') if b'"' in tokens else None
 
-    def narrow(self, row: Row) -> None:
-        """Leave of a mask's row the tokens that end the JSON soonest; never none."""
-        is_inside = (row & self._inside_text).any()
-        for choice in (self._ends, *([self._closing_text] if is_inside else self._soonest)):
-            left = row & choice
-            if left.any():
-                row[:] = left
-                return
+    def narrow(self, row: Row) -> bool:
+        """Leave of a mask's row the tokens that end the JSON soonest; False, and all, in a text that may not end."""
+        if self._ends.keep(row):
+            return True
+        if self._inside_text.any(row):
+            return self._closing_text.keep(row)
+        return any(each.keep(row) for each in self._soonest)
 
     def usual(self, row: Row) -> int:
         """One of a row's tokens, such as a model would choose among them."""
-        left = next((left for each in self._usual if (left := row & each).any()), row)
-        word = int(left.nonzero()[0][0])
-        bits = int(left[word]) & 0xFFFFFFFF
-        return 32 * word + (bits & -bits).bit_length() - 1
+        words = row.nonzero()[0]
+        given = row[words]
+        left = next((left for each in self._usual if (left := given & each[words]).any()), given)
+        first = int(left.nonzero()[0][0])
+        bits = int(left[first]) & 0xFFFFFFFF
+        return 32 * int(words[first]) + (bits & -bits).bit_length() - 1
 
 
 class Closing(Protocol):
@@ -137,6 +142,27 @@ def _checkpoints() -> Iterator[tuple[int, int]]:
 
 CHECKPOINTS = dict(_checkpoints())
 """Tokens left, closer to each other the fewer they are -> the longest end for which closing need not begin yet."""
+
+
+class _Tokens:
+    """Some of a vocabulary's tokens: the words of a row that hold any, mostly few, and their bits."""
+
+    def __init__(self, flags: Flags) -> None:
+        row = _row(flags)
+        self._words = row.nonzero()[0]
+        self._bits = row[self._words]
+
+    def any(self, row: Row) -> bool:
+        return bool((row[self._words] & self._bits).any())
+
+    def keep(self, row: Row) -> bool:
+        """Leave of a row these; all, and False, where it has none of them."""
+        left = row[self._words] & self._bits
+        if not left.any():
+            return False
+        row[:] = 0
+        row[self._words] = left
+        return True
 
 
 class _Kinds:

@@ -29,6 +29,7 @@ from octavo.server.openai.generation import (
 )
 from octavo.server.openai.streaming import ended, frame, run_all
 from octavo.server.responses import EventStream, json_response, unless_gone
+from octavo.words.errors import RequestError
 from octavo.words.inputs import EmbedsPrompt, PromptType, TokensPrompt
 from octavo.words.outputs import CompletionOutput, Logprob, RequestOutput
 from octavo.words.sampling_params import SamplingParams
@@ -134,22 +135,26 @@ class _Answer:
             name = "n" if params.n > 1 else "prompt"
             most = self._context.config.max_choices
             raise ApiError(400, f"a request may ask for {most} answers at most (prompts x n).", param=name)
+        if len(prompts) == 1:
+            return [await self._prepare(prompts[0], params)]
         prepared = []
-        for prompt in prompts:
-            tokens = await self._tokens(prompt)
-            prepared.append(
-                await self._llm.prepare(
-                    tokens,
-                    params,
-                    self._id,
-                    priority=body.priority,
-                    reasoning_style=self._context.dialect.style,
-                    lora_request=self._adapter,
-                )
-            )
-            if len(prompts) > 1:
-                await asyncio.sleep(0)  # others are served between the prompts of a long list
+        for index, prompt in enumerate(prompts):
+            try:
+                prepared.append(await self._prepare(prompt, params))
+            except RequestError as error:
+                raise RequestError(f"{error} (prompt[{index}])", param=error.param) from error
+            await asyncio.sleep(0)  # others are served between the prompts of a long list
         return prepared
+
+    async def _prepare(self, prompt: str | list[Any] | EmbedsPrompt, params: SamplingParams) -> PreparedRequest:
+        return await self._llm.prepare(
+            await self._tokens(prompt),
+            params,
+            self._id,
+            priority=self._body.priority,
+            reasoning_style=self._context.dialect.style,
+            lora_request=self._adapter,
+        )
 
     def _check_options(self) -> None:
         body = self._body

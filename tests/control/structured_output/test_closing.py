@@ -10,13 +10,22 @@ import numpy as np
 import pytest
 
 from octavo.control.structured_output.backends.llguidance import LLGuidanceBackend, LLGuidanceGrammar
-from octavo.control.structured_output.closing import ClosesInTime, LastTokensClose, NeverCloses, closing_of
+from octavo.control.structured_output.closing import (
+    LONGEST_END,
+    LONGEST_TEXT,
+    ClosesInTime,
+    JsonCloser,
+    LastTokensClose,
+    NeverCloses,
+    Row,
+    closing_of,
+)
 from octavo.words.structured_outputs import StructuredOutputParams
 from tests.control.structured_output.bytes_vocabulary import EOS, Bytes
 from tests.schemas import generated_schemas, is_valid
 
 OPEN = {"type": "object", "additionalProperties": {"anyOf": [{"type": "string"}, {"$ref": "#"}, {"type": "array"}]}}
-LONGEST_END = 400  # bytes, of schemas that demand a lot
+MOST_BYTES = 400  # to end with, of schemas that demand a lot
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +38,7 @@ def ended(backend: LLGuidanceBackend, schema: Any, beginning: str, draw: random.
     grammar = backend.compile(StructuredOutputParams(json=json.dumps(schema)))
     found = list(beginning.encode())
     assert grammar.accept(found)
-    for _ in range(LONGEST_END):
+    for _ in range(MOST_BYTES):
         token_id = draw.choice(narrowed(grammar, backend))
         if token_id == EOS:
             break
@@ -92,6 +101,58 @@ def test_the_soonest_end_is_counted_and_the_grammar_stays_where_it_is(
 def test_the_soonest_end_after_drafts_is_theirs(backend: LLGuidanceBackend) -> None:
     grammar = backend.compile(StructuredOutputParams(json=OPEN))
     assert [grammar.num_to_end(list(drafts), 100) for drafts in (b"{", b'{"a', b'{"a":[[[', b"no")] == [1, 5, 4, 0]
+
+
+class CountingCloser(JsonCloser):
+    """Counts the masks that were looked at."""
+
+    num_looks = 0
+
+    def narrow(self, row: Row) -> bool:
+        self.num_looks += 1
+        return super().narrow(row)
+
+
+@pytest.fixture
+def closer() -> CountingCloser:
+    return CountingCloser([Bytes().token_bytes(token_id) for token_id in range(Bytes.num_text_tokens)], [EOS])
+
+
+def counted(backend: LLGuidanceBackend, closer: JsonCloser, schema: Any) -> LLGuidanceGrammar:
+    """A grammar of the backend's whose closer is this one."""
+    grammar = backend.compile(StructuredOutputParams(json=schema))
+    return LLGuidanceGrammar(grammar._matcher, lambda: closer, backend.num_mask_words)
+
+
+@pytest.mark.parametrize(
+    ("schema", "num_tokens"),
+    [
+        ({"type": "string", "pattern": "never.*comes"}, LONGEST_END),
+        ({"type": "string", "format": "uri"}, LONGEST_END),
+        ({"type": "string", "minLength": 5}, 1 + 3 + 1),  # two bytes are a usual token
+        ({"type": "string", "minLength": 101}, 1 + 51 + 1),
+        ({"type": "string", "minLength": 2 * LONGEST_TEXT}, 1 + LONGEST_TEXT + 1),
+        ({"type": "string", "minLength": 2 * LONGEST_TEXT + 3}, LONGEST_END),
+    ],
+)
+def test_a_text_that_may_not_end_yet_is_gone_through_without_masks(
+    backend: LLGuidanceBackend, closer: CountingCloser, schema: Any, num_tokens: int
+) -> None:
+    grammar = counted(backend, closer, schema)
+    assert grammar.num_to_end([], LONGEST_END) == num_tokens
+    assert closer.num_looks <= 6
+
+
+def test_the_soonest_end_from_the_start_is_looked_for_once(backend: LLGuidanceBackend, closer: CountingCloser) -> None:
+    made = counted(backend, closer, OPEN)
+    assert made.copy().num_to_end([], 100) == made.copy().num_to_end([], 100) == 2
+    assert made.copy().num_to_end([], 1) == 1, "as far as it is asked to look"
+    assert closer.num_looks == 2
+    moved = made.copy()
+    assert moved.accept(list(b'{"'))
+    assert moved.num_to_end([], 100) == moved.copy().num_to_end([], 100) == 5
+    assert made.num_to_end(list(b"{"), 100) == 1
+    assert made.num_to_end([], 100) == 2
 
 
 def ends_when(schema: Any, beginning: str, max_tokens: int, backend: LLGuidanceBackend, filler: bytes) -> str:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -145,6 +147,61 @@ def test_an_answer_streams_into_the_chat_with_its_figures(server: RunningServer,
     assert "%" in browser.run("return document.querySelector('.tokens span').title")
     assert "of 1024 tokens" in browser.run("return document.getElementById('context-text').textContent")
     browser.keep_screenshot("ui-chat")
+
+
+def ask(browser: Browser, text: str, *, max_tokens: int, system: str = "") -> None:
+    """Say something in a new chat, greedily."""
+    browser.wait_for("document.getElementById('model').value")
+    browser.run(
+        """document.getElementById('new').click();
+        for (const [id, value] of Object.entries(arguments[0])) document.getElementById(id).value = value;
+        document.getElementById('ask').requestSubmit();""",
+        {"s-temperature": 0, "s-max_tokens": max_tokens, "system": system, "prompt": text},
+    )
+
+
+def test_an_answer_can_be_stopped(server: RunningServer, browser: Browser) -> None:
+    browser.open(f"{server.url}/ui")
+    ask(browser, "\N{LLAMA}", max_tokens=900)  # to which this model has no end
+    said = "document.querySelector('.assistant .body')?.textContent"
+    browser.wait_for(said)
+    browser.run("document.getElementById('stop').click()")
+    browser.wait_for(
+        "document.querySelector('.assistant .figures span')?.textContent", lambda text: "stopped" in (text or "")
+    )
+    assert set(browser.run(f"return {said}")) == {"\N{LLAMA}"}
+    assert browser.run("return document.getElementById('stop').hidden")
+    assert server.becomes_idle(5)
+
+
+@pytest.mark.parametrize("how", ["curl", "python"])
+def test_a_request_that_was_copied_asks_the_same(server: RunningServer, browser: Browser, how: str) -> None:
+    browser.open(f"{server.url}/ui")
+    ask(browser, "it's \"A", max_tokens=4, system="Be brief.")
+    browser.wait_for(
+        "document.querySelector('.assistant .figures span')?.textContent", lambda text: "cached" in (text or "")
+    )
+    assert json.loads(browser.run("return document.getElementById('raw').textContent"))["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "it's \"A"},
+    ]
+    browser.run("navigator.clipboard.writeText = async (text) => { window.copied = text; };")
+    browser.run(f"document.getElementById('{how}').click()")
+    copied = browser.wait_for("window.copied")
+    command = ["bash", "-c", copied] if how == "curl" else [sys.executable, "-c", copied]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    said = re.findall(r'"content":"([A-Z]*)"', done.stdout) if how == "curl" else [done.stdout.strip()]
+    assert "".join(said) == "BCDE"
+
+
+def test_where_the_browser_forbids_to_copy_the_text_is_shown(server: RunningServer, browser: Browser) -> None:
+    browser.open(f"{server.url}/ui")
+    browser.wait_for("document.getElementById('model').value")
+    browser.run("navigator.clipboard.writeText = async () => { throw new Error('no'); };")
+    browser.run("document.getElementById('curl').click()")
+    assert browser.wait_for("document.getElementById('notice').textContent").startswith("The browser does not let")
+    assert browser.run("return document.getElementById('raw').textContent").startswith("curl ")
 
 
 def test_what_a_model_writes_is_never_markup(server: RunningServer, browser: Browser) -> None:

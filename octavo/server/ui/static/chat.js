@@ -166,7 +166,17 @@ function asCurl() {
 function asPython() {
   return `import json\nfrom openai import OpenAI\n\nclient = OpenAI(base_url=${JSON.stringify(url().replace("/chat/completions", ""))}, api_key="KEY")\n` +
     `body = json.loads(${JSON.stringify(byId("raw").textContent)})\n` +
-    `stream = client.post("/chat/completions", body=body | {"stream": False}, cast_to=object)\nprint(stream["choices"][0]["message"]["content"])\n`;
+    `stream = client.post("/chat/completions", body=body | {"stream": False, "stream_options": None}, cast_to=object)\nprint(stream["choices"][0]["message"]["content"])\n`;
+}
+
+async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    notice("Copied.");
+  } catch {  // only pages of HTTPS and of this machine may
+    byId("raw").textContent = text;
+    notice("The browser does not let this page copy: take the text below.");
+  }
 }
 
 export async function loadModels() {
@@ -189,8 +199,8 @@ export function start() {
   byId("chat").addEventListener("input", () => { if (!running) showRaw(); });
   byId("new").onclick = () => open({ messages: [] });
   byId("stop").onclick = () => running?.abort();
-  byId("curl").onclick = () => navigator.clipboard.writeText(asCurl());
-  byId("python").onclick = () => navigator.clipboard.writeText(asPython());
+  byId("curl").onclick = () => copy(asCurl());
+  byId("python").onclick = () => copy(asPython());
   byId("ask").onsubmit = (event) => {
     event.preventDefault();
     const text = byId("prompt").value.trim();
