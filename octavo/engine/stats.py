@@ -109,6 +109,8 @@ def scheduler_metrics(scheduler: SchedulerStats) -> list[Metric]:
             for position, number in enumerate(scheduler.num_accepted_tokens_per_pos)
         ),
         Counter("octavo:num_steps", scheduler.num_steps),
+        Counter("octavo:num_bursts", scheduler.num_bursts),
+        Counter("octavo:num_burst_steps", scheduler.num_burst_steps),
     ]
 
 
