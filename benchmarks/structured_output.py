@@ -70,7 +70,7 @@ def mask_times(llm: LLM, given: Instances) -> tuple[list[float], list[float]]:
             for number, token_id in enumerate(tokenizer.encode(json.dumps(instance), add_special_tokens=False)):
                 found.append(_timed(lambda grammar=grammar: grammar.fill(row, [])))
                 if number % 8 == 7:
-                    ends.append(_timed(lambda grammar=grammar: grammar.num_to_end([], LONGEST_END)))
+                    ends.append(_timed(lambda grammar=grammar: grammar.way_to_end([], LONGEST_END)))
                 if not grammar.accept([token_id]):
                     break
     return found, ends

@@ -40,15 +40,14 @@ T* scratch(std::size_t count) {
     return memory.data();
 }
 
-using Counter = std::atomic<std::uint32_t>;
+using Flag = std::atomic<std::uint32_t>;  // of the size that the system waits on
 
-void count_down(Counter& left) {
-    if (left.fetch_sub(1, std::memory_order_acq_rel) == 1) left.notify_all();
+void tell(Flag& flag) {
+    flag.store(1, std::memory_order_release);
+    flag.notify_all();
 }
 
-void wait_for(const Counter& left) {
-    for (std::uint32_t number; (number = left.load(std::memory_order_acquire)) != 0;) left.wait(number);
-}
+void wait_for(const Flag& flag) { flag.wait(0, std::memory_order_acquire); }
 
 }  // namespace
 
@@ -128,40 +127,39 @@ void LoraSlots::run(ThreadPool& pool, const void* x, const std::int32_t* row_slo
     lora_counter.add();
     const std::size_t num_parts = columns_.size(), lanes = most_padded_rank(), num_runs = rows.runs().size();
     const LowNumbers low{scratch<float, LowNumbers>(rows.size() * num_parts * lanes), num_parts, lanes};
-    Counter* const shrinks_left = scratch<Counter, Counter>(num_runs);
-    for (std::size_t run = 0; run < num_runs; ++run) shrinks_left[run] = static_cast<std::uint32_t>(num_parts);
+    Flag* const is_shrunk = scratch<Flag, Flag>(num_runs);
+    for (std::size_t run = 0; run < num_runs; ++run) is_shrunk[run] = 0;
     // All first products, then all second ones, which wait for those of their rows: these were taken before.
-    const std::size_t num_shrinks = num_runs * num_parts;
-    pool.run(num_shrinks + num_runs * chunks_.size(), [&, &rows = rows](std::size_t task, int) {
-        if (task < num_shrinks) {
-            const std::size_t run = task / num_parts;
-            shrink(rows, rows.runs()[run], task % num_parts, x, low);
-            count_down(shrinks_left[run]);
+    pool.run(num_runs + num_runs * chunks_.size(), [&, &rows = rows](std::size_t task, int) {
+        if (task < num_runs) {
+            shrink(rows, rows.runs()[task], x, low);
+            tell(is_shrunk[task]);
         } else {
-            const std::size_t run = (task - num_shrinks) / chunks_.size();
-            wait_for(shrinks_left[run]);
-            expand(rows, rows.runs()[run], chunks_[(task - num_shrinks) % chunks_.size()], low, y);
+            const std::size_t run = (task - num_runs) / chunks_.size();
+            wait_for(is_shrunk[run]);
+            expand(rows, rows.runs()[run], chunks_[(task - num_runs) % chunks_.size()], low, y);
         }
     });
 }
 
-void LoraSlots::shrink(const RowsBySlot& rows, const RowsBySlot::Run& run, std::size_t part, const void* x,
-                       const LowNumbers& low) const {
-    const LowRankUpdate* found = update(run.slot, part);
-    if (!found) return;
-    const auto kernel = kKernels.active().shrink[found->type() == NumberType::bfloat16];
+void LoraSlots::shrink(const RowsBySlot& rows, const RowsBySlot::Run& run, const void* x, const LowNumbers& low) const {
     float* wide = type_ == NumberType::bfloat16 ? scratch<float, LoraSlots>(kMostLoraRows * k_) : nullptr;
     for (std::size_t first = run.first; first < run.last; first += kMostLoraRows) {
         const std::size_t count = std::min(run.last - first, kMostLoraRows);
         const float* inputs[kMostLoraRows];
-        float* outputs[kMostLoraRows];
         for (std::size_t i = 0; i < count; ++i) {
             const std::size_t number = rows.row(first + i) * k_;
             inputs[i] = wide ? wide + i * k_ : static_cast<const float*>(x) + number;
             if (wide) kLinear.active().widen(static_cast<const std::uint16_t*>(x) + number, wide + i * k_, k_);
-            outputs[i] = low.of(first + i, part);
         }
-        kernel({inputs, outputs, found->a(), count, k_, found->padded_rank(), found->scale()});
+        for (std::size_t part = 0; part < columns_.size(); ++part) {
+            const LowRankUpdate* found = update(run.slot, part);
+            if (!found) continue;
+            float* outputs[kMostLoraRows];
+            for (std::size_t i = 0; i < count; ++i) outputs[i] = low.of(first + i, part);
+            const auto kernel = kKernels.active().shrink[found->type() == NumberType::bfloat16];
+            kernel({inputs, outputs, found->a(), count, k_, found->padded_rank(), found->scale()});
+        }
     }
 }
 

@@ -85,9 +85,8 @@ private:
         std::size_t part, first_panel;
     };
 
-    // Of one projection, for the rows of a run.
-    void shrink(const RowsBySlot& rows, const RowsBySlot::Run& run, std::size_t part, const void* x,
-                const LowNumbers& low) const;
+    // For the rows of a run: the first products of all projections, which have one input; the second ones of a chunk.
+    void shrink(const RowsBySlot& rows, const RowsBySlot::Run& run, const void* x, const LowNumbers& low) const;
     void expand(const RowsBySlot& rows, const RowsBySlot::Run& run, Chunk chunk, const LowNumbers& low, Results y) const;
     const LowRankUpdate* update(std::size_t slot, std::size_t part) const {
         return updates_[slot * columns_.size() + part].get();

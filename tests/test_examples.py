@@ -16,6 +16,7 @@ SAID = {
     "prompt_embeds.py": "after 5 rows: ",
     "prefix_caching.py": "from the cache",
     "lora.py": "made-up: ",
+    "embeddings.py": "Cats sleep most of the day.",
     "own_logits_processor.py": "",
     "speculative_decoding.py": "ngram: ' five six seven",
     "structured_output.py": "France {'city': 'Paris', 'continent': 'Europe'}",

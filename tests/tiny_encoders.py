@@ -39,7 +39,7 @@ def make_encoder(
             torch.nn.init.normal_(weight, mean=float("LayerNorm.weight" in name), std=0.2)
     model.eval().save_pretrained(folder)
     if not num_labels:
-        _write_pooling(folder, pooling, normalize, longest)
+        write_pooling(folder, pooling, normalize, longest)
     return folder
 
 
@@ -77,7 +77,8 @@ def _write_tokenizer(folder: Path) -> int:
     return len(vocabulary)
 
 
-def _write_pooling(folder: Path, pooling: str, normalize: bool, longest: int | None) -> None:
+def write_pooling(folder: Path, pooling: str, normalize: bool, longest: int | None = None) -> None:
+    """The files of sentence-transformers that say how a folder's model pools."""
     kinds = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token", "last": "pooling_mode_lasttoken"}
     modules = [("", "Transformer"), ("1_Pooling", "Pooling"), *([("2_Normalize", "Normalize")] if normalize else [])]
     written = [

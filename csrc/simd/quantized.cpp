@@ -10,6 +10,7 @@ namespace {
 
 constexpr int kMaxRows = 4;              // of integer sums in registers
 constexpr std::size_t kRowsAtOnce = 64;  // whose accumulators stay in the first-level cache
+constexpr std::size_t kAhead = 2048;     // bytes: past what the hardware fetches by itself, and where it stops at a page's end
 
 // A group of a panel as its kernels want it.
 template <WeightFormat kFormat>
@@ -77,6 +78,12 @@ struct Group {
     }
 };
 
+// The whole of a group's bytes that are some groups, a panel or a task further on.
+template <WeightFormat kFormat>
+OCTAVO_INLINE void fetch_ahead(const char* group) {
+    for (std::size_t i = 0; i < layout_of(kFormat).group_bytes(); i += 64) __builtin_prefetch(group + kAhead + i);
+}
+
 // One group of a few rows.
 template <WeightFormat kFormat, int kRows>
 OCTAVO_INLINE void accumulate(const Group<kFormat>& group, const ActivationGroup* x, float (*totals)[16]) {
@@ -142,6 +149,7 @@ void panel_times_rows(const QuantizedTask& task, std::size_t panel_number, std::
     for (std::size_t g = 0; g < task.num_groups; g += kLayout.groups_of_block(), block += kLayout.block_bytes()) {
         for (std::size_t i = 0; i < kLayout.groups_of_block(); ++i) {
             const char* group = block + kLayout.block_header() + i * kLayout.group_bytes();
+            fetch_ahead<kFormat>(group);
             accumulate_rows<kFormat>({block, group}, x + (g + i) * task.x_stride, num_rows, totals);
         }
     }

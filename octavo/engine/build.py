@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from octavo.checkpoint.drafter import DrafterFiles, check_vocabularies, read_drafter
 from octavo.checkpoint.facts import read_model_facts
 from octavo.checkpoint.generation_config import end_token_ids, read_generation_config
@@ -118,6 +120,8 @@ def _decide(config: EngineConfig, phases: Phases) -> ModelParts:
         logger.warning("octavo._native is not installed: every operation runs on plain torch")
     for line in plan.explained():
         logger.debug("Plan: %s", line)
+    if plan.runner == "pooling":
+        facts = msgspec.structs.replace(facts, tie_word_embeddings=True)  # no head is loaded, for none is read
     return ModelParts(config=config, checkpoint=checkpoint, facts=facts, plan=plan, drafter=drafter)
 
 
@@ -269,6 +273,7 @@ def _assemble(
         watermark=config.scheduler.watermark,
         max_steps_in_flight=plan.max_steps_in_flight,
         max_step_seconds=config.scheduler.max_step_ms / 1e3,
+        max_burst_seconds=config.scheduler.max_burst_ms / 1e3,
         num_lookahead_tokens=plan.num_lookahead_tokens,
         num_draft_tokens=plan.num_speculative_tokens,
         drafts_one_by_one=plan.speculative_method in ONE_BY_ONE,

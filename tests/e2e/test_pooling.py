@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoModel
 
 from octavo import LLM, AsyncLLM, EngineArgs, PoolingParams, PoolingRequestOutput, SamplingParams
-from octavo.words.errors import RequestError
-from tests.tiny_encoders import MAX_TOKENS, hidden_states, label_logits, make_encoder
+from octavo.words.errors import OctavoError, RequestError
+from tests.succ import EOS
+from tests.tiny_encoders import MAX_TOKENS, hidden_states, label_logits, make_encoder, write_pooling
+from tests.tiny_models import save_tiny_model
 
 TEXTS = ["the cat sits", "a", "the dog runs, the cats sit?", "z" * 40, "0 1 2 3 4 5 6 7 8 9", "sitting"]
 
@@ -154,6 +159,43 @@ def test_what_the_model_cannot_give_is_refused(encoder: LLM) -> None:
     with pytest.raises(RequestError, match="task"):
         PoolingParams(task="dream")
     assert encoder.embed("a", use_tqdm=False)[0].error is None
+
+
+def save_embedding_twin(folder: Path, tokenizer: Path) -> Path:
+    """A random model as Qwen3-Embedding's files are: no head, no "model." before a name, and an end after each text."""
+    save_tiny_model(folder, "qwen3")
+    weights = load_file(folder / "model.safetensors")
+    assert "lm_head.weight" in weights
+    backbone = {name.removeprefix("model."): tensor for name, tensor in weights.items() if name != "lm_head.weight"}
+    save_file(backbone, folder / "model.safetensors", metadata={"format": "pt"})
+    write_pooling(folder, "last", normalize=True)
+    written = json.loads((tokenizer / "tokenizer.json").read_text())
+    end = {"SpecialToken": {"id": "<eos>", "type_id": 0}}
+    written["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"Sequence": {"id": "A", "type_id": 0}}, end],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<eos>": {"id": "<eos>", "ids": [EOS], "tokens": ["<eos>"]}},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(written))
+    return folder
+
+
+def test_a_causal_embedding_model_is_that_of_transformers(succ: Path, tmp_path: Path) -> None:
+    folder = save_embedding_twin(tmp_path / "twin", succ)
+    oracle = AutoModel.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    with LLM(str(folder), dtype="float32", block_size=16, num_gpu_blocks_override=200) as llm:
+        assert llm.info.plan.runner == "pooling"
+        outputs = llm.embed(TEXTS, use_tqdm=False)
+        for text, output in zip(TEXTS, outputs, strict=True):
+            assert output.prompt_token_ids == [*text.encode(), EOS]
+            with torch.inference_mode():
+                states = oracle(torch.tensor([output.prompt_token_ids])).last_hidden_state[0]
+            assert close(numbers(output), F.normalize(states[-1], dim=0))
+        alone = llm.embed(TEXTS[2], use_tqdm=False)[0]
+        assert close(numbers(alone), numbers(outputs[2]))
+    with pytest.raises(OctavoError, match=r"lm_head\.weight"):
+        LLM(str(folder), dtype="float32", runner="generate")
 
 
 def test_a_causal_model_can_be_made_to_embed_by_its_last_token_in_chunks(succ: Path) -> None:

@@ -23,6 +23,10 @@ MOST_VAIN_PROBES = 4
 """Each probe that guesses wrong doubles the steps before the next one, up to so many times."""
 
 
+MORE_PER_RIGHT = 2
+"""A request begins with one draft, and gets so many more for each that was right lately: where guesses are wrong, they
+have cost little by the time that is known."""
+
 LEAST_GAIN = 1.05
 """Drafts must promise this many times the tokens per second: of guesses about as good as none, the lucky ones look
 best, and would be tried for nothing."""
@@ -172,7 +176,8 @@ class AdaptiveDrafts:
         return DraftCosts(fixed / num_streams + per_token, per_token, guessing, guessed)
 
     def _number(self, request: Request, room: int, costs: DraftCosts) -> int:
-        number = best_number(self._counts.share_of_right(request), room, costs)
+        most = 1 + int(MORE_PER_RIGHT * request.num_right_drafts)
+        number = min(best_number(self._counts.share_of_right(request), room, costs), most)
         if number:
             request.num_steps_without_drafts = request.num_vain_probes = 0
             return number

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from octavo.control.structured_output.grammar import Grammar
+from octavo.control.structured_output.grammar import Grammar, Way
 
 Row = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
@@ -111,17 +111,26 @@ class ClosesInTime:
     def __init__(self) -> None:
         self._began_at: int | None = None
         """How many tokens were left."""
+        self._ways: list[tuple[int, Way]] = []
+        """What was found, with how many tokens were left."""
 
     def first_row(self, grammar: Grammar, draft_token_ids: Sequence[int], num_left: int) -> int | None:
         if self._began_at is not None and self._began_at > num_left:
             return 0
         self._began_at = None  # it was after a draft that was wrong
+        while self._ways and self._ways[-1][0] <= num_left:
+            self._ways.pop()  # likewise
         for row in range(len(draft_token_ids) + 1):
             most = CHECKPOINTS.get(num_left - row)
-            if most is not None and grammar.num_to_end(draft_token_ids[:row], most + 1) > most:
+            if most is not None and not self._fits(grammar, draft_token_ids[:row], most, num_left - row):
                 self._began_at = num_left - row
                 return row
         return None
+
+    def _fits(self, grammar: Grammar, draft_token_ids: Sequence[int], most: int, num_left: int) -> bool:
+        way = grammar.way_to_end(draft_token_ids, most, self._ways[-1][1] if self._ways else None)
+        self._ways.append((num_left, way))
+        return way is not None
 
 
 def closing_of(closing_tokens: int | None, *, is_json: bool) -> Closing:

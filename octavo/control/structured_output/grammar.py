@@ -14,6 +14,10 @@ MaskRows = npt.NDArray[np.int32]
 """[rows, words] int32: bit i of word w of a row says whether token 32 * w + i may come next."""
 
 
+Way = Sequence[int] | None
+"""Tokens up to the end; None where none were found."""
+
+
 class Grammar(Protocol):
     """The state of one request's constraint: which tokens it has taken. Not thread-safe."""
 
@@ -34,8 +38,11 @@ class Grammar(Protocol):
     def narrow(self, row: npt.NDArray[np.int32]) -> None:
         """Leave of a row of JSON's mask only what brings it to its end soonest."""
 
-    def num_to_end(self, draft_token_ids: Sequence[int], most: int) -> int:
-        """How many tokens bring JSON to its end after the drafts, each the soonest way; ``most`` for more or none."""
+    def way_to_end(self, draft_token_ids: Sequence[int], most: int, known: Way = None) -> Way:
+        """Tokens that bring JSON to its end after the drafts, soon; None where that takes more than ``most``.
+
+        ``known``: what was found before, at an earlier token: where it can be followed again, it is.
+        """
 
     def copy(self) -> Grammar:
         """The same grammar, in the same state, for another request."""

@@ -220,6 +220,10 @@ def qkv_rows(facts: ModelFacts) -> tuple[int, int, int]:
     return facts.num_heads * facts.head_size, key_value, key_value
 
 
+BACKBONE_PREFIXES = tuple((name, f"model.{name}") for name in ("embed_tokens.", "layers.", "norm."))
+"""How a checkpoint begins its names that was saved without an output head, as those that only embed are."""
+
+
 def embedding_rules(facts: ModelFacts) -> tuple[Rule, ...]:
     """Weights outside the layers."""
     head = (

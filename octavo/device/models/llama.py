@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from octavo.device.layers.weight_map import GGUF_NAMES, WeightMap
-from octavo.device.models.decoder import Decoder, PreNormLayer, interleaved_projections, pre_norm_rules
+from octavo.device.models.decoder import (
+    BACKBONE_PREFIXES,
+    Decoder,
+    PreNormLayer,
+    interleaved_projections,
+    pre_norm_rules,
+)
 from octavo.device.models.options import ModelOptions
 from octavo.words.model_facts import ModelFacts
 
@@ -15,6 +21,7 @@ class LlamaForCausalLM(Decoder):
         super().__init__(facts, options, PreNormLayer)
         self.weight_map = WeightMap(
             rules=pre_norm_rules(facts),
+            prefixes=BACKBONE_PREFIXES,
             gguf_names=GGUF_NAMES,
             gguf_interleaved=interleaved_projections(facts),
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from octavo.device.layers.weight_map import GGUF_NAMES, WeightMap
-from octavo.device.models.decoder import Decoder, PreNormLayer, pre_norm_rules
+from octavo.device.models.decoder import BACKBONE_PREFIXES, Decoder, PreNormLayer, pre_norm_rules
 from octavo.device.models.options import ModelOptions
 from octavo.words.model_facts import ModelFacts
 
@@ -13,4 +13,4 @@ class Qwen3ForCausalLM(Decoder):
 
     def __init__(self, facts: ModelFacts, options: ModelOptions) -> None:
         super().__init__(facts, options, PreNormLayer)
-        self.weight_map = WeightMap(rules=pre_norm_rules(facts), gguf_names=GGUF_NAMES)
+        self.weight_map = WeightMap(rules=pre_norm_rules(facts), prefixes=BACKBONE_PREFIXES, gguf_names=GGUF_NAMES)

@@ -1,7 +1,8 @@
 """The channels of gpt-oss: thoughts, calls and the answer as messages between special tokens.
 
 ``<|channel|>analysis<|message|>thoughts<|end|><|start|>assistant<|channel|>commentary to=functions.NAME
-<|constrain|>json<|message|>{...}<|call|>``, and ``<|channel|>final<|message|>answer<|return|>``.
+<|constrain|>json<|message|>{...}<|call|>``, and ``<|channel|>final<|message|>answer<|return|>``. A header may name its
+tool before its channel: `` to=functions.NAME<|channel|>commentary json<|message|>``, also where the answer begins.
 """
 
 from __future__ import annotations
@@ -63,9 +64,13 @@ class Harmony:
 
 
 class HarmonyParser:
-    """Headers say where the text of the message behind them belongs; text without a header is content."""
+    """Headers say where the text of the message behind them belongs; text without a header is content.
+
+    ``_opening`` is what the answer began with, while that may be a header that names its tool first; then None.
+    """
 
     def __init__(self) -> None:
+        self._opening: str | None = ""
         self._body = MarkerFinder([*ENDS, MESSAGE])
         self._header = MarkerFinder([MESSAGE])
         self._in_header = False
@@ -74,13 +79,29 @@ class HarmonyParser:
 
     def feed(self, text: str) -> list[Event]:
         events: list[Event] = []
+        text = self._take_opening(text)
         while text:
             text = self._take_header(text, events) if self._in_header else self._take_body(text, events)
         return events
 
     def end(self) -> list[Event]:
-        left = self._body.end()
+        left = self._opening or self._body.end()
         return [self._kind(left)] if left and not self._in_header else []
+
+    def _take_opening(self, text: str) -> str:
+        if self._opening is None:
+            return text
+        self._opening += text
+        opening = self._opening
+        header, channel, rest = opening.lstrip().partition(CHANNEL)
+        may_be_header = RECIPIENT.startswith(header[: len(RECIPIENT)]) and len(opening) - len(rest) <= MAX_HEADER
+        if may_be_header and not channel:
+            return ""
+        self._opening = None
+        if not may_be_header or not header:
+            return opening
+        self._in_header, self._header_text = True, f"{header} "
+        return rest
 
     def _take_body(self, text: str, events: list[Event]) -> str:
         body, marker, text = self._body.feed(text)

@@ -106,7 +106,19 @@ def test_before_anything_is_measured_drafts_get_a_chance() -> None:
     limit = AdaptiveDrafts(MOST, DraftCounts(), StepTimeModel(), lambda: 1)
     request = Request(make_message("a", [1]))
     request.max_total_tokens = 10_000
-    assert limit(step_with(request)) == {"a": MOST}
+    assert limit(step_with(request)) == {"a": 1}
+
+
+def test_a_request_begins_with_one_draft_and_right_ones_bring_more() -> None:
+    machine = Machine(1.0, 0.01)
+    request = machine.request(steps=0)
+    for most in (1, 3, MOST):
+        assert machine.num_drafts(request) == most
+        machine.counts.observe(request, most, most)
+    beginner = machine.request(steps=0)
+    for _ in range(3):
+        assert machine.num_drafts(beginner) == 1
+        machine.counts.observe(beginner, 1, 0)
 
 
 def test_a_request_begins_with_what_others_learnt() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from octavo.control.structured_output.closing import (
     Row,
     closing_of,
 )
+from octavo.control.structured_output.grammar import Way
 from octavo.words.structured_outputs import StructuredOutputParams
 from tests.control.structured_output.bytes_vocabulary import EOS, Bytes
 from tests.schemas import generated_schemas, is_valid
@@ -58,6 +60,11 @@ def narrowed(grammar: LLGuidanceGrammar, backend: LLGuidanceBackend) -> list[int
     return np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
 
 
+def num_to_end(grammar: LLGuidanceGrammar, drafts: bytes, most: int) -> int:
+    way = grammar.way_to_end(list(drafts), most)
+    return most if way is None else len(way)
+
+
 def test_any_schema_ends_from_anywhere(backend: LLGuidanceBackend) -> None:
     for number, example in enumerate(generated_schemas()):
         draw = random.Random(number)
@@ -93,14 +100,14 @@ def test_the_soonest_end_is_counted_and_the_grammar_stays_where_it_is(
     grammar = backend.compile(StructuredOutputParams(json=OPEN))
     assert grammar.accept(list(beginning.encode()))
     allowed_before = narrowed(grammar, backend)
-    assert grammar.num_to_end([], 100) == num_tokens
-    assert grammar.num_to_end([], num_tokens - 1) == num_tokens - 1, "as far as it is asked to look"
+    assert num_to_end(grammar, b"", 100) == num_tokens
+    assert num_to_end(grammar, b"", num_tokens - 1) == num_tokens - 1, "as far as it is asked to look"
     assert narrowed(grammar, backend) == allowed_before
 
 
 def test_the_soonest_end_after_drafts_is_theirs(backend: LLGuidanceBackend) -> None:
     grammar = backend.compile(StructuredOutputParams(json=OPEN))
-    assert [grammar.num_to_end(list(drafts), 100) for drafts in (b"{", b'{"a', b'{"a":[[[', b"no")] == [1, 5, 4, 0]
+    assert [num_to_end(grammar, drafts, 100) for drafts in (b"{", b'{"a', b'{"a":[[[', b"no")] == [1, 5, 4, 0]
 
 
 class CountingCloser(JsonCloser):
@@ -113,15 +120,16 @@ class CountingCloser(JsonCloser):
         return super().narrow(row)
 
 
-@pytest.fixture
-def closer() -> CountingCloser:
-    return CountingCloser([Bytes().token_bytes(token_id) for token_id in range(Bytes.num_text_tokens)], [EOS])
+class CountingBackend(LLGuidanceBackend):
+    def __init__(self) -> None:
+        super().__init__(Bytes(), [EOS])
+        self.closer = CountingCloser([Bytes().token_bytes(number) for number in range(Bytes.num_text_tokens)], [EOS])
+        self._closer = lambda: self.closer
 
-
-def counted(backend: LLGuidanceBackend, closer: JsonCloser, schema: Any) -> LLGuidanceGrammar:
-    """A grammar of the backend's whose closer is this one."""
-    grammar = backend.compile(StructuredOutputParams(json=schema))
-    return LLGuidanceGrammar(grammar._matcher, lambda: closer, backend.num_mask_words)
+    def num_looks(self, look: Callable[[], object]) -> int:
+        before = self.closer.num_looks
+        look()
+        return self.closer.num_looks - before
 
 
 @pytest.mark.parametrize(
@@ -135,24 +143,40 @@ def counted(backend: LLGuidanceBackend, closer: JsonCloser, schema: Any) -> LLGu
         ({"type": "string", "minLength": 2 * LONGEST_TEXT + 3}, LONGEST_END),
     ],
 )
-def test_a_text_that_may_not_end_yet_is_gone_through_without_masks(
-    backend: LLGuidanceBackend, closer: CountingCloser, schema: Any, num_tokens: int
-) -> None:
-    grammar = counted(backend, closer, schema)
-    assert grammar.num_to_end([], LONGEST_END) == num_tokens
-    assert closer.num_looks <= 6
+def test_a_text_that_may_not_end_yet_is_gone_through_without_masks(schema: Any, num_tokens: int) -> None:
+    backend = CountingBackend()
+    grammar = backend.compile(StructuredOutputParams(json=schema))
+    assert num_to_end(grammar, b"", LONGEST_END) == num_tokens
+    assert backend.closer.num_looks <= 12
 
 
-def test_the_soonest_end_from_the_start_is_looked_for_once(backend: LLGuidanceBackend, closer: CountingCloser) -> None:
-    made = counted(backend, closer, OPEN)
-    assert made.copy().num_to_end([], 100) == made.copy().num_to_end([], 100) == 2
-    assert made.copy().num_to_end([], 1) == 1, "as far as it is asked to look"
-    assert closer.num_looks == 2
-    moved = made.copy()
-    assert moved.accept(list(b'{"'))
-    assert moved.num_to_end([], 100) == moved.copy().num_to_end([], 100) == 5
-    assert made.num_to_end(list(b"{"), 100) == 1
-    assert made.num_to_end([], 100) == 2
+def test_a_known_way_is_followed_where_it_leads_to_the_end() -> None:
+    names = "abcdefgh"
+    needs = {"type": "object", "properties": {n: {"type": "integer"} for n in names}, "required": list(names)}
+    backend = CountingBackend()
+    made = backend.compile(StructuredOutputParams(json=needs))
+    alone = made.way_to_end([], 100)
+    assert alone is not None and len(alone) > 40
+    assert backend.num_looks(lambda: made.copy().way_to_end([], 100)) == 1, "from the start it is known"
+    grammar = made.copy()
+    assert grammar.accept(list(b'{"a":12,"b": 3'))
+    for _ in range(2):
+        assert backend.num_looks(lambda: grammar.way_to_end([], 100)) <= 3, "it is found again on the way"
+        way = grammar.way_to_end([], 100)
+        assert way is not None and grammar.way_to_end([], len(way)) == way
+        assert grammar.way_to_end([], len(way) - 1) is None
+        ended = grammar.copy()
+        assert ended.accept(way) and ended.is_complete
+        assert grammar.accept(list(b"44"))
+
+
+def test_a_known_way_that_leads_nowhere_is_left_aside(backend: LLGuidanceBackend) -> None:
+    grammar = backend.compile(StructuredOutputParams(json=OPEN))
+    assert grammar.accept(list(b'{"a": {"b": [1, "c'))
+    for known in (list(b'":""}'), list(b'"]'), list(b"}]}"), list(b"xx"), [EOS]):
+        way = grammar.way_to_end([], 100, known)
+        assert way is not None and bytes(way) == b'"]}}'
+    assert grammar.way_to_end([], 100, list(b'zz"]}}')) == list(b'"]}}')
 
 
 def ends_when(schema: Any, beginning: str, max_tokens: int, backend: LLGuidanceBackend, filler: bytes) -> str:
@@ -198,6 +222,36 @@ def test_drafts_do_not_change_where_closing_begins(backend: LLGuidanceBackend) -
         assert found is not None and 40 - left + found == first
     assert drafting.first_row(grammar, [], 40 - first) == 0
     assert drafting.first_row(grammar, [], 40 - first - 1) == 0, "and once begun, it goes on"
+
+
+class WaysOfTexts:
+    """A grammar whose ways tell which text they were found after; ``known_after`` says what was known then."""
+
+    def __init__(self) -> None:
+        self.text: list[int] = []
+        self.known_after: dict[tuple[int, ...], Way] = {}
+
+    def way_to_end(self, draft_token_ids: Sequence[int], most: int, known: Way = None) -> Way:
+        text = (*self.text, *draft_token_ids)
+        self.known_after[text] = known
+        return text[-1:]
+
+
+def test_ways_that_were_found_after_wrong_drafts_are_forgotten() -> None:
+    right = list(range(60))
+    plain, drafting = WaysOfTexts(), WaysOfTexts()
+    for grammar in (plain, drafting):
+        closing, draw = ClosesInTime(), random.Random(0)
+        while grammar.text != right:
+            drafts = right[len(grammar.text) :][: draw.randint(0, 9)]
+            num_right = draw.randint(0, len(drafts))
+            drafts[num_right:] = [-1] * (len(drafts) - num_right)
+            closing.first_row(grammar, drafts if grammar is drafting else [], 60 - len(grammar.text))  # type: ignore[arg-type]
+            grammar.text = right[: len(grammar.text) + 1 + (num_right if grammar is drafting else 0)]
+    assert any(-1 in text for text in drafting.known_after)
+    of_right_texts = {text: known for text, known in drafting.known_after.items() if -1 not in text}
+    assert of_right_texts == plain.known_after
+    assert len(set(plain.known_after.values())) > 15
 
 
 def test_what_a_request_says_decides_how_it_closes() -> None:

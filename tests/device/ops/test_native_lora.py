@@ -14,7 +14,7 @@ _native = pytest.importorskip("octavo._native", reason="built without the native
 
 WIDTH = 40
 PARTS = (600, 13)
-RANKS = (1, 8, 20)
+RANKS = (1, 8, 20, 256)
 DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -98,7 +98,7 @@ def test_a_slot_there_is_not_and_an_update_of_another_shape_are_errors() -> None
     slots = slots_on(kernels, torch.float32)
     y = random(1, sum(PARTS), seed=80)
     with pytest.raises(IndexError):
-        kernels.lora(y, random(1, WIDTH, seed=81), slots, torch.tensor([3], dtype=torch.int32))
+        kernels.lora(y, random(1, WIDTH, seed=81), slots, torch.tensor([len(RANKS)], dtype=torch.int32))
     wrong = slots.pack(LowRank(random(2, WIDTH + 1, seed=82), random(PARTS[0], 2, seed=83), 1.0))
     with pytest.raises(ValueError, match="shape"):
         slots.put(0, [wrong, None])

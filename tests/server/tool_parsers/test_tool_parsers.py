@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -205,6 +206,25 @@ def test_tc10_hostile_text_takes_linear_time_and_loses_nothing(name: str) -> Non
         assert seconds(text) < 5, "bounded against a quadratic parser, which takes minutes"
 
 
+RENDERED = json.loads((Path(__file__).parent / "rendered_calls.json").read_text())
+"""Calls, and the turns that the models' own chat templates write of them, without the token that ends a turn."""
+
+
+@pytest.mark.parametrize("model", RENDERED["rendered"])
+def test_what_a_models_own_template_writes_is_read_in_every_cut(model: str) -> None:
+    rendered = RENDERED["rendered"][model]
+    for example, turn in rendered["turns"].items():
+        whole = read(rendered["format"], turn)
+        assert calls_of(whole) == [tuple(call) for call in RENDERED["calls"][example]]
+        assert whole.content is None
+        for cut in range(len(turn) + 1):
+            assert read(rendered["format"], turn, [cut]) == whole, f"cut at {cut}"
+
+
+def test_every_format_is_written_by_some_models_template() -> None:
+    assert {each["format"] for each in RENDERED["rendered"].values()} == set(TOOL_FORMATS)
+
+
 def test_tc04_a_call_without_arguments_has_none() -> None:
     for text in ('<tool_call>{"name":"now","arguments":{}}</tool_call>', '<tool_call>{"name":"now"}</tool_call>'):
         assert [(call.name, call.arguments) for call in read("hermes", text).calls] == [("now", "{}")]
@@ -248,6 +268,21 @@ def test_harmony_has_thoughts_comments_and_an_answer() -> None:
     text = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>yes<|return|>"
     output = read("harmony", text)
     assert (output.reasoning, output.content, output.calls) == ("hm", "yes", [])
+
+
+def test_harmony_text_that_begins_like_the_name_of_a_tool_is_content() -> None:
+    for text in (
+        " to",
+        "to=functions.f",
+        " to=functions.f is how",
+        "to=func",
+        "t" * 600,
+        " " * 600,
+        "to=functions." * 60,
+    ):
+        for cuts in ([], range(1, len(text))):
+            output = read("harmony", text, cuts)
+            assert (output.content, output.calls) == (text, [])
 
 
 def test_pythonic_values_are_values_not_programs() -> None:
@@ -373,6 +408,7 @@ def test_harmony_may_think_and_comment_before_a_call_and_name_its_tool_first() -
     for text in (
         f"{thoughts}<|channel|>commentary to=functions.now <|constrain|>json<|message|>{{}}",
         f"{thoughts} to=functions.now<|channel|>commentary json<|message|>{{}}",
+        " to=functions.now<|channel|>commentary json<|message|>{}",
         f"{thoughts}<|channel|>final<|message|>It is [1].",
         "<|message|>",
     ):

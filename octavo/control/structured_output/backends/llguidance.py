@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import llguidance
-import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
-from octavo.control.structured_output.closing import LONGEST_END, LONGEST_TEXT, JsonCloser, Row
-from octavo.control.structured_output.grammar import MaskRows
+from octavo.control.structured_output.backends.llguidance_end import EndFinder
+from octavo.control.structured_output.closing import LONGEST_END, JsonCloser, Row
+from octavo.control.structured_output.grammar import MaskRows, Way
 from octavo.tokenizer.tokenizer import TokenizerVocab
 from octavo.words.errors import RequestError
 from octavo.words.structured_outputs import StructuredOutputParams
@@ -53,26 +52,25 @@ class LLGuidanceBackend:
         if matcher.is_error():
             raise _refusal(params, matcher.get_error())
         grammar = LLGuidanceGrammar(matcher, self._closer, self.num_mask_words)
-        if params.closes:
-            grammar.num_to_end([], LONGEST_END)  # on the thread that compiles, not in a step
-        return grammar
+        if not params.is_json:
+            return grammar
+        known = grammar.way_to_end([], LONGEST_END)  # from the start, for all copies, on the thread that compiles
+        return LLGuidanceGrammar(matcher, self._closer, self.num_mask_words, known)
 
 
 class LLGuidanceGrammar:
-    """One matcher; ``closer`` is asked for what knows the vocabulary's JSON, where somebody needs it."""
+    """One matcher; ``closer`` is asked for what knows the vocabulary's JSON, where somebody needs it.
+
+    ``known_way`` leads from the start to JSON's end.
+    """
 
     def __init__(
-        self,
-        matcher: LLMatcher,
-        closer: Callable[[], JsonCloser],
-        num_mask_words: int,
-        from_start: _FromStart | None = None,
+        self, matcher: LLMatcher, closer: Callable[[], JsonCloser], num_mask_words: int, known_way: Way = None
     ) -> None:
         self._matcher = matcher
         self._closer = closer
         self._num_mask_words = num_mask_words
-        self._from_start = from_start or _FromStart()
-        self._is_at_start = True
+        self._known_way = known_way
 
     @property
     def error(self) -> str | None:
@@ -83,7 +81,6 @@ class LLGuidanceGrammar:
         return self._matcher.is_stopped()
 
     def accept(self, token_ids: Sequence[int]) -> bool:
-        self._is_at_start = False
         return self._matcher.consume_tokens(list(token_ids))
 
     def fill(self, rows: MaskRows, draft_token_ids: Sequence[int]) -> None:
@@ -99,52 +96,15 @@ class LLGuidanceGrammar:
     def narrow(self, row: Row) -> None:
         self._closer().narrow(row)
 
-    def num_to_end(self, draft_token_ids: Sequence[int], most: int) -> int:
-        if not self._is_at_start or draft_token_ids or most > LONGEST_END:
-            return self._walk_to_end(draft_token_ids, most)
-        if self._from_start.num_to_end is None:
-            self._from_start.num_to_end = self._walk_to_end((), LONGEST_END)
-        return min(self._from_start.num_to_end, most)
-
-    def _walk_to_end(self, draft_token_ids: Sequence[int], most: int) -> int:
-        matcher, closer = self._matcher.deep_copy(), self._closer()
+    def way_to_end(self, draft_token_ids: Sequence[int], most: int, known: Way = None) -> Way:
+        matcher = self._matcher.deep_copy()
         if matcher.try_consume_tokens(list(draft_token_ids)) < len(draft_token_ids):
-            return 0  # drafts that are not allowed: nothing follows them
-        row, number = np.zeros(self._num_mask_words, dtype=np.int32), 0
-        while number < most and not matcher.is_stopped():
-            matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-            may_end, token_id = closer.narrow(row), closer.usual(row)
-            matcher.consume_token(token_id)
-            number += 1 if may_end else 1 + _go_through_text(matcher, token_id, closer.quote)
-        return min(number, most)
+            return []  # drafts that are not allowed: nothing follows them
+        known = known or self._known_way or ()
+        return EndFinder(matcher, self._closer(), self._num_mask_words, known).find(most)
 
     def copy(self) -> LLGuidanceGrammar:
-        copied = LLGuidanceGrammar(self._matcher.deep_copy(), self._closer, self._num_mask_words, self._from_start)
-        copied._is_at_start = self._is_at_start
-        return copied
-
-
-@dataclass
-class _FromStart:
-    """What is looked for once, and holds for every request that begins with the grammar."""
-
-    num_to_end: int | None = None
-
-
-def _go_through_text(matcher: LLMatcher, token_id: int, quote: int | None) -> int:
-    """Take a token again and again until the text may end, or another must come; returns how often.
-
-    Asking for the quote takes a twentieth of the time of a mask. Patterns that a text may hold anywhere never let it
-    end on this way.
-    """
-    if quote is None:
-        return 0
-    number = 0
-    while not matcher.validate_tokens([quote]) and matcher.try_consume_tokens([token_id]):
-        number += 1
-        if number == LONGEST_TEXT:
-            return LONGEST_END
-    return number
+        return LLGuidanceGrammar(self._matcher.deep_copy(), self._closer, self._num_mask_words, self._known_way)
 
 
 def check_grammar(params: StructuredOutputParams) -> None:
