@@ -62,4 +62,5 @@ NB_MODULE(_native, m) {
     octavo::bind_roofline(m);
     octavo::bind_sampling(m);
     octavo::bind_step_layout(m);
+    octavo::bind_decode_loop(m);
 }

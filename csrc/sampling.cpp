@@ -266,6 +266,14 @@ void score(const SamplingKernels& kernels, const LogprobsCall& call, std::size_t
     call.counts[r] = static_cast<std::int64_t>(ids.size());
 }
 
+// Whether a token can be taken, also when the ids from num_text on are left out, which this does.
+bool is_usable(const SamplingKernels& kernels, float* logits, std::size_t size, std::size_t num_text) {
+    if (!std::isfinite(kernels.largest(logits, size))) return false;
+    if (num_text == size) return true;
+    std::fill(logits + num_text, logits + size, -kInfinity);
+    return std::isfinite(kernels.largest(logits, size));
+}
+
 // ---- Masks ----
 
 bool mask_row(const SamplingKernels& kernels, float* logits, std::size_t vocab_size, const std::uint32_t* bits,
@@ -312,6 +320,25 @@ std::vector<std::int64_t> choose_tokens(ThreadPool& pool, float* logits, std::si
         RowChoice choice = choices[slots[r]];
         choice.position = positions[r];
         tokens[r] = static_cast<std::int64_t>(choose(kernels, logits + r * vocab_size, vocab_size, choice, keep));
+    });
+    return tokens;
+}
+
+std::vector<std::int64_t> choose_usable_tokens(ThreadPool& pool, float* logits, std::size_t vocab_size,
+                                               const RowChoice* choices, const std::int64_t* num_text_tokens,
+                                               const std::vector<std::int64_t>& slots,
+                                               const std::vector<std::int64_t>& positions) {
+    sampler_counter.add();
+    const SamplingKernels& kernels = kKernels.active();
+    std::vector<std::int64_t> tokens(slots.size());
+    pool.run(slots.size(), [&](std::size_t r, int) {
+        float* row = logits + r * vocab_size;
+        RowChoice choice = choices[slots[r]];
+        choice.position = positions[r];
+        const auto num_text = std::min(static_cast<std::size_t>(num_text_tokens[slots[r]]), vocab_size);
+        tokens[r] = is_usable(kernels, row, vocab_size, num_text)
+                        ? static_cast<std::int64_t>(choose(kernels, row, vocab_size, choice, false))
+                        : -1;
     });
     return tokens;
 }

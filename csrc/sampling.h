@@ -38,6 +38,13 @@ std::vector<std::int64_t> choose_tokens(ThreadPool& pool, float* logits, std::si
                                         const std::vector<std::int64_t>& slots,
                                         const std::vector<std::int64_t>& positions, bool keep);
 
+// The same for rows of which nobody knows whether they are usable: -1 where no token can be taken, from the logits as they
+// are or without the ids from num_text_tokens[slots[r]] on, which are left out.
+std::vector<std::int64_t> choose_usable_tokens(ThreadPool& pool, float* logits, std::size_t vocab_size,
+                                               const RowChoice* choices, const std::int64_t* num_text_tokens,
+                                               const std::vector<std::int64_t>& slots,
+                                               const std::vector<std::int64_t>& positions);
+
 // One row per row of logits: the given token's log-probability and place (1 = best), and its num_best[r] best candidates
 // in ids and values [num_rows, width]; counts[r] of them, since an id at -infinity is none.
 struct LogprobsCall {

@@ -102,6 +102,9 @@ class ControlPlane:
     Up to ``max_steps_in_flight`` steps are scheduled before the oldest one's result is taken.
     """
 
+    step_seconds = 0.0
+    """What the scheduler is told that a run of the model took; 0: nothing is measured."""
+
     def __init__(
         self,
         *,
@@ -155,7 +158,8 @@ class ControlPlane:
         """Take the result of the oldest step in flight."""
         step, handle = self.in_flight.popleft()
         result = self._break_logits(self.executor.sample(handle))
-        by_client = self.scheduler.update_from_output(step, result)
+        seconds = self.step_seconds * result.num_decode_steps if self.step_seconds else None
+        by_client = self.scheduler.update_from_output(step, result, seconds=seconds)
         outputs = [output for client_outputs in by_client.values() for output in client_outputs]
         for output in outputs:
             self.outputs.setdefault(output.request_id, []).append(output)

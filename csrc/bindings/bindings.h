@@ -18,6 +18,7 @@ T* address(Address number) {
 void bind_runtime(nanobind::module_& m);
 void bind_attention(nanobind::module_& m);
 void bind_kv_cache(nanobind::module_& m);
+void bind_decode_loop(nanobind::module_& m);
 void bind_elementwise(nanobind::module_& m);
 void bind_encoder(nanobind::module_& m);
 void bind_graph(nanobind::module_& m);

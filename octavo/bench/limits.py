@@ -9,7 +9,7 @@ for T tokens, of which R go on to logits; a token's context is what it attends t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,20 +80,27 @@ class StepWork:
 def steps_of(spans: Iterable[Span], end_ns: int) -> list[StepWork]:
     """The steps of a profile that ended at ``end_ns``: each lasts until the next one is scheduled.
 
-    Those without tokens are not told: their time is that of the step before.
+    A burst is so many steps, with an equal share of its time. Those without tokens are not told: their time is that of
+    the step before.
     """
     ordered = sorted(spans, key=lambda span: span.start_ns)
-    logit_rows = {span.facts["step"]: span.facts["logit_rows"] for span in ordered if span.name == "sample"}
+    sampled = {span.facts["step"]: span.facts for span in ordered if span.name == "sample"}
     scheduled = [span for span in ordered if span.name == "schedule" and span.facts["requests"]]
     ends = [span.start_ns for span in scheduled[1:]] + [end_ns]
-    return [
-        StepWork(
-            requests=tuple((before, new) for before, new in span.facts["requests"]),
-            logit_rows=logit_rows.get(span.facts["step"], 0),
-            seconds=(end - span.start_ns) / 1e9,
+    steps: list[StepWork] = []
+    for span, end in zip(scheduled, ends, strict=True):
+        steps += _runs_of(span.facts["requests"], sampled.get(span.facts["step"], {}), (end - span.start_ns) / 1e9)
+    return steps
+
+
+def _runs_of(requests: Sequence[tuple[int, int]], done: dict[str, Any], seconds: float) -> Iterator[StepWork]:
+    num_steps = done.get("num_steps", 1)
+    for number in range(num_steps):
+        yield StepWork(
+            requests=tuple((before + number, new) for before, new in requests),
+            logit_rows=done.get("logit_rows", 0),
+            seconds=seconds / num_steps,
         )
-        for span, end in zip(scheduled, ends, strict=True)
-    ]
 
 
 @dataclass(frozen=True, kw_only=True)

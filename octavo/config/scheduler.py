@@ -32,6 +32,14 @@ class SchedulerConfig:
             at_least=0,
         ),
     ] = 150.0
+    max_burst_ms: Annotated[
+        float,
+        Option(
+            "Milliseconds of decode steps that are run at once, with nothing decided between them, while somebody "
+            "reads along; half of max_step_ms where nobody does; 0 = one step at a time.",
+            at_least=0,
+        ),
+    ] = 25.0
     scheduling_policy: Annotated[
         str,
         Option(

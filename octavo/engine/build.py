@@ -273,6 +273,7 @@ def _assemble(
         watermark=config.scheduler.watermark,
         max_steps_in_flight=plan.max_steps_in_flight,
         max_step_seconds=config.scheduler.max_step_ms / 1e3,
+        max_burst_seconds=config.scheduler.max_burst_ms / 1e3,
         num_lookahead_tokens=plan.num_lookahead_tokens,
         num_draft_tokens=plan.num_speculative_tokens,
         drafts_one_by_one=plan.speculative_method in ONE_BY_ONE,

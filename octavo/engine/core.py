@@ -24,7 +24,7 @@ from octavo.control.scheduler.scheduler import Scheduler
 from octavo.control.structured_output.manager import NoStructuredOutput, StructuredOutput
 from octavo.engine.failure import failed_outputs
 from octavo.engine.snapshot import LimitedSpans, take_snapshot
-from octavo.engine.step_facts import num_logit_rows, step_facts
+from octavo.engine.step_facts import sampling_facts, step_facts
 from octavo.engine.step_watch import NoStepWatch, StepWatch
 from octavo.engine.witness import NO_CLIENT, make_witness
 from octavo.executor.protocol import Executor, Handle
@@ -188,7 +188,7 @@ class EngineCore:
             with self._spans.span("sample") as span:
                 done = self.executor.sample(handle, masks)
                 if span is not None:
-                    span.facts.update(step=done.step_id, logit_rows=num_logit_rows(planned, done))
+                    span.facts.update(sampling_facts(planned, done))
         except Exception as error:
             raise _StepFailed(planned, self._steps_in_flight(), error) from error
         self._in_flight.popleft()

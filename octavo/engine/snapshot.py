@@ -77,6 +77,7 @@ def steps_of(spans: Iterable[Span]) -> list[StepTimes]:
             )
         if (step := steps.get(span.facts.get("step", 0))) is not None:
             step.seconds[span.name] = span.duration_ns / 1e9
+            step.num_decode_tokens *= span.facts.get("num_steps", 1)
     return list(steps.values())
 
 

@@ -109,6 +109,8 @@ def scheduler_metrics(scheduler: SchedulerStats) -> list[Metric]:
             for position, number in enumerate(scheduler.num_accepted_tokens_per_pos)
         ),
         Counter("octavo:num_steps", scheduler.num_steps),
+        Counter("octavo:num_bursts", scheduler.num_bursts),
+        Counter("octavo:num_burst_steps", scheduler.num_burst_steps),
     ]
 
 
@@ -151,7 +153,8 @@ class Statistics:
     def record(self, outputs: EngineCoreOutputs, stopped: Sequence[str] = ()) -> None:
         """Take note of what a step brought; ``stopped`` are the choices that a stop string has ended with it."""
         self._requests.record(outputs.outputs)
-        self._requests.end(stopped, str(FinishReason.STOP))
+        if stopped:
+            self._requests.end(stopped, str(FinishReason.STOP))
         if outputs.stats is None:
             return
         self._scheduler = outputs.stats

@@ -80,7 +80,7 @@ class SharedStepWatch:
 
     def returned(self, step: SchedulerOutput) -> None:
         _, began = self._in_flight.popleft()
-        self._times.note(step.total_num_scheduled_tokens, time.monotonic() - began)
+        self._times.note(step.total_num_scheduled_tokens, (time.monotonic() - began) / step.num_decode_steps)
         self._write()
 
     def lost(self) -> None:
@@ -93,7 +93,10 @@ class SharedStepWatch:
     def _write(self) -> None:
         steps = [step for step, _ in self._in_flight]
         ids = list(dict.fromkeys(request_id for step in steps for request_id in step.num_scheduled_tokens))
-        self._write_ids(ids, sum(self._times.expect(step.total_num_scheduled_tokens) for step in steps))
+        self._write_ids(ids, sum(map(self._expected_seconds, steps)))
+
+    def _expected_seconds(self, step: SchedulerOutput) -> float:
+        return self._times.expect(step.total_num_scheduled_tokens) * step.num_decode_steps
 
     def _write_ids(self, request_ids: list[str], expected_seconds: float) -> None:
         self._count += 1

@@ -453,6 +453,8 @@ _TOTALS = (
     "prefix_cache_queries",
     "prefix_cache_hits",
     "num_steps",
+    "num_bursts",
+    "num_burst_steps",
     "num_prompt_tokens",
     "num_generation_tokens",
 )

@@ -92,6 +92,8 @@ class _StepInFlight:
 class SimulatedExecutor:
     """Runs steps in no time, or in ``step_seconds`` each (a number, or a function of the step), one after the other.
 
+    A burst takes the time of its steps.
+
     ``next_token`` is the model. ``next_draft`` guesses ``num_draft_tokens`` tokens ahead after each step, and the
     guesses that the scheduler hands back are verified against ``next_token``. With ``check`` every step is checked
     as far as a worker could tell and beyond (raises InconsistentStep); the time grows with the context.
@@ -154,15 +156,21 @@ class SimulatedExecutor:
             raise InconsistentStep(f"step {step.step_id}: {len(self._in_flight)} steps are in flight already")
         states = self._take_step(step)
         seconds = self._step_seconds(step) if callable(self._step_seconds) else self._step_seconds
+        seconds *= step.num_decode_steps
         ready_at = max(self.clock.monotonic(), self._in_flight[-1].ready_at if self._in_flight else 0.0) + seconds
         result = ModelRunnerOutput(
-            step_id=step.step_id, request_ids=list(step.num_scheduled_tokens), sampled_token_ids=[]
+            step_id=step.step_id,
+            request_ids=list(step.num_scheduled_tokens),
+            sampled_token_ids=[[] for _ in states],
+            logprobs=[None if state.sampling.params.logprobs is None else [] for state in states],
+            num_decode_steps=step.num_decode_steps,
         )
         in_flight = _StepInFlight(result, ready_at, states)
-        if self._check:
-            self._write_and_read(step, in_flight)
-        for state in states:
-            self._run(state, step, result)
+        for _ in range(step.num_decode_steps):
+            if self._check:
+                self._write_and_read(step, in_flight)
+            for row, state in enumerate(states):
+                self._run(row, state, step, result)
         self._in_flight.append(in_flight)
         return in_flight
 
@@ -247,7 +255,7 @@ class SimulatedExecutor:
 
     # ---- tokens ----------------------------------------------------------------------------------------------------
 
-    def _run(self, state: _RequestState, step: SchedulerOutput, result: ModelRunnerOutput) -> None:
+    def _run(self, row: int, state: _RequestState, step: SchedulerOutput, result: ModelRunnerOutput) -> None:
         """Compute the request's tokens of this step and sample what follows them."""
         request_id = state.request_id
         drafts = step.draft_token_ids.get(request_id, [])
@@ -263,8 +271,10 @@ class SimulatedExecutor:
             given = state.token_ids[start + 1 : min(end + 1, state.num_prompt_tokens)]
             result.prompt_logprobs[request_id] = [_row(token_id) for token_id in given]
         sampled = self._verify(request_id, num_known, drafts) if end >= num_known else []
-        result.sampled_token_ids.append(sampled)
-        result.logprobs.append([_row(token_id) for token_id in sampled] if params.logprobs is not None else None)
+        result.sampled_token_ids[row] += sampled
+        rows = result.logprobs[row]
+        if rows is not None:
+            rows += [_row(token_id) for token_id in sampled]
         state.num_computed_tokens = end
         if not sampled:
             return

@@ -131,6 +131,9 @@ class SchedulerOutput(msgspec.Struct, array_like=True, kw_only=True):
     ``draft_token_ids`` are the drafts verified in this step, ``num_drafts`` the most tokens to guess after it for a
     request (none for others). ``block_copies`` are (source, destination) pairs done before the step, ``blocks_to_zero``
     is cleared before it.
+
+    A burst is a step with ``num_decode_steps`` above 1, of requests that get their next token: the workers go on with
+    the tokens they chose, so many times in all, and may stop early. There are slots for all of it.
     """
 
     step_id: int
@@ -144,6 +147,7 @@ class SchedulerOutput(msgspec.Struct, array_like=True, kw_only=True):
     num_drafts: dict[str, int] = {}
     block_copies: list[tuple[int, int]] = []
     blocks_to_zero: list[int] = []
+    num_decode_steps: int = 1
 
 
 class GrammarMasks(msgspec.Struct, array_like=True, frozen=True):
@@ -163,11 +167,12 @@ class ModelRunnerOutput(msgspec.Struct, array_like=True, kw_only=True):
     """One step, done. Lists are parallel to ``request_ids`` (the rows of the step).
 
     ``sampled_token_ids[i]`` is empty while request i is still in its prompt, one token for a decode, several when
-    drafts were accepted. ``logprobs[i]`` has one row per sampled token, or is None. ``prompt_logprobs`` holds, per
-    request that asked, the rows for prompt positions ``start + 1 ...`` of this step's chunk. ``failed`` maps a
-    request to the reason it cannot go on (NaN logits); it harms no other. Those in ``refused`` asked for what cannot be
-    had, and nothing is wrong with the engine. ``pooled`` holds the float32 numbers of requests that asked for these.
-    ``draft_token_ids`` are guesses for the next step, which took ``draft_seconds``.
+    drafts were accepted or in a burst, of which ``num_decode_steps`` were run. ``logprobs[i]`` has one row per sampled
+    token, or is None. ``prompt_logprobs`` holds, per request that asked, the rows for positions ``start + 1 ...``
+    of this step's chunk. ``failed`` maps a request to the reason it cannot go on (NaN logits); it harms no other. Those
+    in ``refused`` asked for what cannot be had, and nothing is wrong with the engine. ``pooled`` holds the float32
+    numbers of requests that asked for these. ``draft_token_ids`` are guesses for the next step, which took
+    ``draft_seconds``.
     """
 
     step_id: int
@@ -180,6 +185,7 @@ class ModelRunnerOutput(msgspec.Struct, array_like=True, kw_only=True):
     draft_token_ids: dict[str, list[int]] = {}
     draft_seconds: float = 0.0
     pooled: dict[str, bytes] = {}
+    num_decode_steps: int = 1
 
 
 class EngineCoreOutput(msgspec.Struct, array_like=True, kw_only=True, gc=False):
@@ -218,6 +224,7 @@ class PrefixCacheStats(msgspec.Struct, array_like=True, kw_only=True):
 class SchedulerStats(msgspec.Struct, array_like=True, kw_only=True):
     """The scheduler after a step. Counters are totals since start; ``kv_cache_usage`` is 0..1.
 
+    ``num_steps`` counts runs of the model, so each one of a burst; ``num_burst_steps`` those in the ``num_bursts``.
     ``num_drafts`` counts steps of requests that verified drafts, ``num_accepted_tokens_per_pos`` right drafts by their
     place among those of a step.
     """
@@ -236,6 +243,8 @@ class SchedulerStats(msgspec.Struct, array_like=True, kw_only=True):
     num_accepted_tokens: int = 0
     num_accepted_tokens_per_pos: list[int] = []
     num_beam_forks: int = 0
+    num_bursts: int = 0
+    num_burst_steps: int = 0
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, kw_only=True):

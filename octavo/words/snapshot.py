@@ -50,7 +50,8 @@ class RequestProgress(msgspec.Struct, kw_only=True):
 class StepTimes(msgspec.Struct, kw_only=True):
     """A step: how long each phase took, and its tokens. ``seconds`` maps schedule, execute, sample and update.
 
-    A prefill token belongs to a request that got several in this step, a decode token is a request's only one.
+    A prefill token belongs to a request that got several in this step, a decode token is a request's only one,
+    once in each run of the model of a burst.
     """
 
     step_id: int

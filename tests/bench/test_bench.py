@@ -76,7 +76,8 @@ def test_figures_without_native_kernels_are_left_out(succ: Path, tmp_path: Path)
 def test_a_profile_shows_every_part_of_every_step_and_every_op(succ: Path, tmp_path: Path) -> None:
     pytest.importorskip("octavo._native")
     trace = tmp_path / "trace.json"
-    bench(tmp_path, "latency", "--model", str(succ), "--num-iters", "1", *SHAPE, "--profile", str(trace))
+    single_steps = ["--max-burst-ms", "0", *SHAPE]
+    bench(tmp_path, "latency", "--model", str(succ), "--num-iters", "1", *single_steps, "--profile", str(trace))
     events = [event for event in json.loads(trace.read_text())["traceEvents"] if event["ph"] == "X"]
     names = [event["name"] for event in events]
     assert [names.count(part) for part in ("prepare", "forward")] == [4, 4]

@@ -93,6 +93,16 @@ def test_the_higher_of_two_measurements_counts_rate_by_rate() -> None:
     assert CEILINGS.best_with(later) == Ceilings(1.0, 3.0, None, None)
 
 
+def test_a_burst_is_as_many_steps_as_it_had() -> None:
+    facts = {"requests": [[4, 1], [7, 1]], "step": 1}
+    done = {"step": 1, "logit_rows": 2, "num_steps": 3}
+    spans = [Span("schedule", "core", 100, 10, facts), Span("sample", "core", 150, 10, done)]
+    steps = steps_of(spans, end_ns=400)
+    assert [each.requests for each in steps] == [((4, 1), (7, 1)), ((5, 1), (8, 1)), ((6, 1), (9, 1))]
+    assert [each.seconds for each in steps] == pytest.approx([100e-9] * 3)
+    assert all(each.is_decode for each in steps)
+
+
 def test_a_step_lasts_until_the_next_is_scheduled() -> None:
     def span(name: str, start: int, **facts: object) -> Span:
         return Span(name, "core", start, 10, dict(facts))

@@ -20,6 +20,7 @@ SHAPE = "a[a-d]{15}d"
 DIES_ONCE = "OCTAVO_TEST_DIES_ONCE"
 DRAFT_MODEL = "draft model"
 """Stands for the folder of one, which the test makes."""
+BURSTS = "decode bursts"
 STEPS_OF_LIFE = 6
 """Of the first core, those of its warm-up included."""
 
@@ -114,6 +115,7 @@ FEATURES = [
         lambda ran: all(len(choice.logprobs or ()) == len(choice.token_ids) for choice in _choices(ran)),
         params={"logprobs": 2},
     ),
+    Feature(BURSTS, _grew("octavo:num_burst_steps"), {"max_burst_ms": 1000.0}),
     Feature("beam search", _grew("octavo:num_beam_forks"), params={"beam_search": BeamSearch(width=3)}),
     Feature("native kernels", lambda ran: ran.info.plan.batch_invariant, {"kernels": "native"}),
     Feature("background process", lambda ran: ran.client != "InprocClient", client="ProcessClient"),
@@ -136,17 +138,25 @@ REFUSED = {
 }
 ONE_OPTION = {"n-gram speculation + draft model": "Both are values of one option, --speculative-method."}
 """Pairs that nobody can ask for."""
-NO = {**REFUSED, **ONE_OPTION}
+BETWEEN_STEPS = "Works, and such steps are taken one by one: something is decided between them."
+SINGLE_STEPS = {
+    f"structured output + {BURSTS}": BETWEEN_STEPS,
+    f"n-gram speculation + {BURSTS}": BETWEEN_STEPS,
+    f"draft model + {BURSTS}": BETWEEN_STEPS,
+    f"{BURSTS} + beam search": BETWEEN_STEPS,
+}
+"""Pairs of which the first leaves nothing to the second."""
+NO = {**REFUSED, **ONE_OPTION, **SINGLE_STEPS}
 
 
 def page() -> str:
     """docs/features.md."""
     names = [feature.name for feature in FEATURES]
-    numbers = {pair: number for number, pair in enumerate(NO, 1)}
+    numbers = {reason: number for number, reason in enumerate(dict.fromkeys(NO.values()), 1)}
     rows = [[name, *(_cell(name, other, names, numbers) for other in names[1:])] for name in names[:-1]]
     lines = ["# What goes with what", "", INTRODUCTION, "", _line(["", *names[1:]]), _line(["---"] * len(names))]
     lines += [_line(row) for row in rows]
-    lines += ["", "Refused, and why:", "", *(f"{number}. {NO[pair]}" for pair, number in numbers.items()), ""]
+    lines += ["", "Notes:", "", *(f"{number}. {reason}" for reason, number in numbers.items()), ""]
     return "\n".join(lines)
 
 
@@ -159,8 +169,10 @@ between native kernels and plain torch to 1e-4. `make docs` writes this page fro
 def _cell(name: str, other: str, names: list[str], numbers: dict[str, int]) -> str:
     if names.index(other) <= names.index(name):
         return ""
-    number = numbers.get(f"{name} + {other}")
-    return "yes" if number is None else f"no ({number})"
+    pair = f"{name} + {other}"
+    if pair not in NO:
+        return "yes"
+    return f"{'single steps' if pair in SINGLE_STEPS else 'no'} ({numbers[NO[pair]]})"
 
 
 def _line(cells: list[str]) -> str:

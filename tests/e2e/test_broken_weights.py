@@ -84,3 +84,21 @@ def test_logprobs_of_a_prompt_with_nan_fail_that_request_alone(tmp_path: Path) -
         assert "prompt" in (bad.outputs[0].error or "")
         assert good.outputs[0].text == "BCDE"
         assert good.prompt_logprobs is not None and len(good.prompt_logprobs) == 12
+
+
+def test_a_token_that_breaks_its_request_in_the_middle_of_a_burst_harms_nobody(tmp_path: Path) -> None:
+    poisoned = str(with_nan(tmp_path / "nan", "model.embed_tokens.weight", ord("X")))
+    params = SamplingParams(temperature=0.0, max_tokens=16)
+    found = []
+    for max_burst_ms in (0.0, 1000.0):
+        with LLM(poisoned, max_burst_ms=max_burst_ms, **SMALL) as llm:
+            ask(llm, ["A"], params)
+            before = metric(llm, "octavo:num_bursts")
+            outputs = ask(llm, ["A", "P", "a"], params)
+            found.append([(choice.token_ids, choice.text, choice.error) for choice in (o.outputs[0] for o in outputs)])
+            assert (metric(llm, "octavo:num_bursts") > before) == bool(max_burst_ms)
+            assert metric(llm, "vllm:kv_cache_usage_perc") == 0
+    single, burst = found
+    assert burst == single
+    assert [text for _, text, _ in burst] == ["BCDEFGHIJKLMNOPQ", "QRSTUVWX", "bcdefghijklmnopq"]
+    assert "NaN" in (burst[1][2] or "")

@@ -158,7 +158,7 @@ def test_more_adapters_than_slots_wait_for_each_other_and_the_least_recently_use
 def test_a_request_keeps_its_adapter_when_its_core_dies(
     llama: Path, adapters: list[LoRARequest], succ: Path, alone: list[Any]
 ) -> None:
-    given = options_of(llama, succ, max_loras=4)
+    given = {**options_of(llama, succ, max_loras=4), "max_burst_ms": 0.0}  # so that there are many steps to die in
     params = PARAMS.clone(max_tokens=60)
     with LLM(**given) as llm:
         expected = ask(llm, [None, *adapters], max_tokens=60)

@@ -17,7 +17,18 @@ from octavo.frontend.start import start_front_end
 from octavo.words.errors import RequestError
 from octavo.words.sampling_params import RequestOutputKind
 from tests.drafters import save_noisy_copy
-from tests.e2e.pairs import DIES_ONCE, DRAFT_MODEL, NO, PAIRS, REFUSED, Feature, Ran, page
+from tests.e2e.pairs import (
+    BURSTS,
+    DIES_ONCE,
+    DRAFT_MODEL,
+    NO,
+    PAIRS,
+    REFUSED,
+    SINGLE_STEPS,
+    Feature,
+    Ran,
+    page,
+)
 from tests.tiny_adapters import save_tiny_adapter
 from tests.tiny_models import save_tiny_model
 
@@ -126,6 +137,7 @@ def engines(succ: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[En
             "block_size": 16,
             "num_gpu_blocks_override": 200,
             "enable_prefix_caching": False,
+            "max_burst_ms": 0.0,
             "num_threads": 1,
             "disable_log_stats": True,
         },
@@ -150,6 +162,16 @@ def test_both_are_at_work_and_answers_are_those_of_a_plain_engine(engines: Engin
         assert said(ran.outputs) == engines.plain("auto", params, adapter)
     else:
         assert_close(said(ran.outputs), engines.plain("auto", params, adapter))
+
+
+@pytest.mark.parametrize("pair", SINGLE_STEPS)
+def test_where_something_is_decided_between_steps_they_are_single(engines: Engines, pair: str) -> None:
+    other = next(feature for feature in PAIRS[pair] if feature.name != BURSTS)
+    params = SamplingParams(**{**COMMON, **other.params})
+    ran = engines.ask(list(PAIRS[pair]), params)
+    assert other.proof(ran)
+    assert ran.counted["octavo:num_burst_steps"] == 0
+    assert said(ran.outputs) == engines.plain("auto", params, [])
 
 
 def assert_close(ours: list[Any], theirs: list[Any]) -> None:

@@ -54,6 +54,12 @@ class KVCacheManager:
         """Whether a request has room for so many more tokens and its books need no other change: so it mostly is."""
         return request.num_computed_tokens + num_new_tokens <= self._quiet_until.get(request.request_id, -1)
 
+    def blocks_to_grow(self, request: Request, num_new_tokens: int) -> int:
+        """Blocks that a request with slots lacks for so many more tokens."""
+        if self.has_slots(request, num_new_tokens):
+            return 0
+        return self._coordinator.blocks_to_grow(request.request_id, request.num_computed_tokens + num_new_tokens)
+
     def allocate_slots(
         self,
         request: Request,
@@ -103,6 +109,12 @@ class KVCacheManager:
         num_known = min(num_computed + num_new_tokens, request.num_tokens) if self._enable_caching else 0
         self._quiet_until[request_id] = books.cache_full_blocks(request_id, request.block_hashes, num_known)
         return new_blocks
+
+    def cache_computed(self, request: Request) -> None:
+        """Make the blocks findable that are full of tokens which nobody knew when they were given slots."""
+        if self._enable_caching:
+            num_known = min(request.num_computed_tokens, request.num_tokens)
+            self._coordinator.cache_full_blocks(request.request_id, request.block_hashes, num_known)
 
     def fork(self, request: Request, fork: Request) -> list[tuple[int, int]] | None:
         """Let ``fork``, which holds nothing, share what ``request`` has computed; a begun block is copied.

@@ -16,6 +16,7 @@ class SchedulerLimits:
     ``watermark`` is the share of blocks that must stay free when a request joins running ones.
     ``num_lookahead_tokens`` are slots that a drafter fills beyond the tokens of a step. Prompt tokens beside decodes
     are so many that a step takes ``max_step_seconds`` (0 = however long); without chunked prefill this says nothing.
+    Decode steps are run at once for ``max_burst_seconds`` (0 = never) while somebody reads along.
     ``num_draft_tokens`` are the most drafts of a request in a step (0: nobody drafts), ``drafts_one_by_one`` says that
     each costs the drafter a step of its own. ``adapt_drafts`` leaves out drafts that cost more time than they save.
     """
@@ -30,6 +31,7 @@ class SchedulerLimits:
     num_lookahead_tokens: int = 0
     max_steps_in_flight: int = 1
     max_step_seconds: float = 0.0
+    max_burst_seconds: float = 0.0
     num_draft_tokens: int = 0
     drafts_one_by_one: bool = False
     adapt_drafts: bool = False
@@ -38,7 +40,13 @@ class SchedulerLimits:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "max_steps_in_flight"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        for name in ("long_prefill_token_threshold", "num_lookahead_tokens", "num_draft_tokens", "max_step_seconds"):
+        for name in (
+            "long_prefill_token_threshold",
+            "num_lookahead_tokens",
+            "num_draft_tokens",
+            "max_step_seconds",
+            "max_burst_seconds",
+        ):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be at least 0, got {getattr(self, name)}.")
         if not 0.0 <= self.watermark < 1.0:

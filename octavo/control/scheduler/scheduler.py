@@ -10,7 +10,8 @@ request it makes room for, and so has been given nothing in this step that it wo
 returns, what it brought is booked (``step_results.py``).
 
 Several steps may be in flight (``max_steps_in_flight``): a step is then decided before the tokens of the one before
-are known, and placeholders stand for them.
+are known, and placeholders stand for them. Where all requests only decode, a step may be a burst of several
+(``bursts.py``), as if every token but the first had been a draft.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from octavo.control.request import NEVER, Request, RequestStatus
 from octavo.control.scheduler.admission import Admission
 from octavo.control.scheduler.beam_searches import BeamSearches
 from octavo.control.scheduler.beams import BeamGate, BeamGroup, only_idle_beams
+from octavo.control.scheduler.bursts import DecodeBursts
 from octavo.control.scheduler.drafts import DraftCounts, draft_limit
 from octavo.control.scheduler.gates import Gate, Gates
 from octavo.control.scheduler.lengths import LengthRules
@@ -73,7 +75,8 @@ class Scheduler:
 
         self._admission = Admission(roster, kv_cache, self._gates, limits, self._lengths, self.plan_tokens)
         self._beam_searches = BeamSearches(roster, kv_cache, self._gates, max_num_seqs=limits.max_num_seqs)
-        self._results = StepResults(roster, self._beam_searches, self._drafts)
+        self._bursts = DecodeBursts(limits, kv_cache, self.step_times)
+        self._results = StepResults(roster, kv_cache, self._beam_searches, self._drafts)
 
     @property
     def requests(self) -> dict[str, Request]:
@@ -160,10 +163,12 @@ class Scheduler:
             num_preemptions=self._roster.num_preemptions,
             prefix_cache_queries=prefix_cache.queries,
             prefix_cache_hits=prefix_cache.hits,
-            num_steps=self._roster.last_step_id,
+            num_steps=self._roster.last_step_id + self._bursts.num_steps - self._bursts.num_bursts,
             num_prompt_tokens=self._admission.num_prompt_tokens,
             num_generation_tokens=self._results.num_generation_tokens,
             num_beam_forks=self._beam_searches.num_forks,
+            num_bursts=self._bursts.num_bursts,
+            num_burst_steps=self._bursts.num_steps,
             **self._drafts.totals(),
         )
 
@@ -212,6 +217,7 @@ class Scheduler:
         for request in step.admitted:
             self._roster.join_running(request)
         step.block_copies = self._beam_searches.take_block_copies()
+        self._bursts.extend(step)
         self._loads[step.step_id] = step.load
         return step.build(self._roster.take_finished_ids(), self._limit_drafts(step))
 
@@ -281,8 +287,9 @@ class Scheduler:
         assert step.step_id == result.step_id, "a step is answered by its own result"
         self._roster.step_returns(step.step_id)
         load = self._loads.pop(step.step_id)
+        self._bursts.count(result.num_decode_steps)
         if seconds is not None:
-            self.step_times.observe(load, seconds - result.draft_seconds)
+            self.step_times.observe(load, (seconds - result.draft_seconds) / result.num_decode_steps)
             self._limit_drafts.observe(load, result.draft_seconds)
 
     def _fail(self, request_id: str, reason: str, *, is_refused: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.control.request import Request
@@ -53,6 +54,14 @@ class StepBuilder:
         self._cached: list[CachedRequestData] = []
         self._num_scheduled: dict[str, int] = {}
         self._drafts: dict[str, list[int]] = {}
+        self._num_decode_steps = 1
+
+    @property
+    def is_of_single_tokens(self) -> bool:
+        """Whether it has requests, which the workers know, and each gets one token, without drafts."""
+        if self._new or self._drafts or not self.granted:
+            return False
+        return sum(self._num_scheduled.values()) == len(self.granted)
 
     def add_running(self, request: Request, num_tokens: int, new_block_ids: tuple[list[int], ...]) -> None:
         """Give tokens to a request that the workers know."""
@@ -75,6 +84,14 @@ class StepBuilder:
         if request.is_with_workers:
             self.dropped_ids.append(request.request_id)
         self._tell_all(request, num_tokens, block_ids)
+
+    def decode_on(self, num_steps: int, new_block_ids: Sequence[tuple[list[int], ...]]) -> None:
+        """Make a step of single tokens a burst of ``num_steps``, for which each request gets further blocks."""
+        self._num_decode_steps = num_steps
+        for request, known, block_ids in zip(self.granted, self._cached, new_block_ids, strict=True):
+            request.num_computed_tokens += num_steps - 1
+            request.num_output_placeholders += num_steps - 1
+            known.new_block_ids = tuple([*a, *b] for a, b in zip(known.new_block_ids, block_ids, strict=True))
 
     def _tell_all(self, request: Request, num_tokens: int, block_ids: tuple[list[int], ...]) -> None:
         request.is_with_workers, request.is_rewritten = True, False
@@ -107,6 +124,7 @@ class StepBuilder:
             draft_token_ids=self._drafts,
             block_copies=self.block_copies,
             num_drafts=num_drafts or {},
+            num_decode_steps=self._num_decode_steps,
         )
 
     def _grant(self, request: Request, num_tokens: int) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from octavo.control.kv.manager import KVCacheManager
 from octavo.control.request import Request, RequestStatus
 from octavo.control.scheduler.beam_searches import BeamSearches
 from octavo.control.scheduler.drafts import DraftCounts
@@ -25,9 +26,12 @@ class StepResults:
     caller drops them.
     """
 
-    def __init__(self, roster: Roster, beam_searches: BeamSearches, drafts: DraftCounts) -> None:
+    def __init__(
+        self, roster: Roster, kv_cache: KVCacheManager, beam_searches: BeamSearches, drafts: DraftCounts
+    ) -> None:
         self.num_generation_tokens = 0
         self._roster = roster
+        self._kv_cache = kv_cache
         self._beam_searches = beam_searches
         self._drafts = drafts
 
@@ -48,7 +52,8 @@ class StepResults:
                 self.num_generation_tokens += 1
                 self._beam_searches.take_candidates(request.beam, rows, outputs)
                 continue
-            output = self._take_tokens(request, token_ids, len(drafts.get(request_id, ())) if drafts else 0, rows)
+            num_drafts = len(drafts.get(request_id, ())) if drafts else 0
+            output = self._take_tokens(request, token_ids, num_drafts, step.num_decode_steps, rows)
             if request.client_index not in outputs:
                 outputs[request.client_index] = []
             outputs[request.client_index].append(output)
@@ -56,13 +61,22 @@ class StepResults:
                 self._take_drafts(request, result)
 
     def _take_tokens(
-        self, request: Request, token_ids: list[int], num_drafts: int, rows: list[LogprobsRow] | None
+        self,
+        request: Request,
+        token_ids: list[int],
+        num_drafts: int,
+        num_decode_steps: int,
+        rows: list[LogprobsRow] | None,
     ) -> EngineCoreOutput:
-        """Append sampled tokens up to the one that ends the request; take back what rejected drafts had counted."""
-        request.num_output_placeholders -= 1 + num_drafts
-        request.num_computed_tokens -= 1 + num_drafts - len(token_ids)
-        num_accepted = len(token_ids) - 1
+        """Append sampled tokens up to the one that ends the request; take back what was counted of others.
+
+        These are rejected drafts, and what is left of a burst that stopped early.
+        """
+        most, num_accepted = num_decode_steps + num_drafts, 0
+        request.num_output_placeholders -= most
+        request.num_computed_tokens -= most - len(token_ids)
         if num_drafts:
+            num_accepted = len(token_ids) - 1
             self._drafts.observe(request, num_drafts, num_accepted)
         prompt_logprobs = None
         if request.prompt_logprobs:
@@ -75,6 +89,8 @@ class StepResults:
             is_complete = request.constraint is not None and request.constraint.take(token_id)
             status = check_stop(request, is_complete)
             if status is not None:
+                if len(token_ids) > 1:
+                    self._kv_cache.cache_computed(request)
                 self._roster.finish(request, status)
                 finish_reason = request.finish_reason
                 token_ids, rows = token_ids[:num_taken], rows[:num_taken] if rows else rows

@@ -22,6 +22,10 @@ class Adapters(Protocol):
         """The next forward pass has these requests, r in rows query_start_loc[r] : query_start_loc[r + 1]."""
         ...
 
+    def note_repeats(self, num_times: int) -> None:
+        """So many more passes had the same rows."""
+        ...
+
     def take_failed(self) -> dict[str, str]:
         """Requests whose adapter could not be had since the last call, each with the reason."""
         ...
@@ -45,6 +49,9 @@ class NoAdapters:
         pass
 
     def begin_step(self, slots: npt.NDArray[np.int64], query_start_loc: npt.NDArray[np.int32]) -> None:
+        pass
+
+    def note_repeats(self, num_times: int) -> None:
         pass
 
     def take_failed(self) -> dict[str, str]:

@@ -44,7 +44,7 @@ class SlotAdapters:
         self._hash_of_request: dict[int, str] = {}
         self._in_slots: dict[int, LoadedAdapter] = {}
         self._failed: dict[str, str] = {}
-        self._num_rows = 0
+        self._num_rows = self._num_rows_of_step = 0
 
     def add(self, slot: int, request: NewRequestData) -> None:
         self._slot_of_request[slot] = NO_ADAPTER
@@ -66,7 +66,11 @@ class SlotAdapters:
     def begin_step(self, slots: npt.NDArray[np.int64], query_start_loc: npt.NDArray[np.int32]) -> None:
         rows = self._slot_of_request[slots].repeat(np.diff(query_start_loc))
         self._row_slots[: len(rows)] = rows
-        self._num_rows += int((rows != NO_ADAPTER).sum())
+        self._num_rows_of_step = int((rows != NO_ADAPTER).sum())
+        self._num_rows += self._num_rows_of_step
+
+    def note_repeats(self, num_times: int) -> None:
+        self._num_rows += num_times * self._num_rows_of_step
 
     def take_failed(self) -> dict[str, str]:
         failed, self._failed = self._failed, {}

@@ -7,7 +7,7 @@ a draw. What no row of a batch uses costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,6 +35,7 @@ from octavo.device.sample.verification import ExactMatch, Verification
 from octavo.words.beam_search import num_candidates
 from octavo.words.errors import RequestError
 from octavo.words.messages import LogprobsRow, NewRequestData
+from octavo.words.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,29 @@ def builtin_processors(
     )
 
 
+OF_A_DRAW = frozenset(
+    ("temperature", "top_p", "top_k", "min_p", "seed", "n", "max_tokens", "ignore_eos", "stop", "stop_token_ids")
+    + (
+        "include_stop_str_in_output",
+        "repetition_detection",
+        "prompt_logprobs",
+        "extra_args",
+        "detokenize",
+        "output_kind",
+    )
+    + ("skip_special_tokens", "spaces_between_special_tokens")
+)
+"""Parameters that are nothing to the logits of a token after the prompt, or a part of ``choices``."""
+
+DEFAULTS = SamplingParams()
+
+
+def is_only_drawn(params: SamplingParams) -> bool:
+    """Whether a request's tokens are drawn from the model's own logits, and nothing but the tokens is asked."""
+    others = (name for name in params.__struct_fields__ if name not in OF_A_DRAW)
+    return all(getattr(params, name) == getattr(DEFAULTS, name) for name in others)
+
+
 class Sampler:
     """Chooses tokens; holds the parameters of each slot of the request table, which calls ``add`` and ``remove``.
 
@@ -91,12 +115,19 @@ class Sampler:
         self._num_logprobs: dict[int, int] = {}
         self._num_candidates: dict[int, int] = {}
         self._refused: dict[int, str] = {}
-        self._choices = np.zeros(max_num_slots, dtype=ROW_CHOICE)
+        self.choices = np.zeros(max_num_slots, dtype=ROW_CHOICE)
+        """How each slot's tokens are drawn."""
+        self.num_text_tokens = np.zeros(max_num_slots, dtype=np.int64)
+        """By slot: ids from there on are left out."""
+        self._only_draws = [False] * max_num_slots
+        self._has_own_processors = any(isinstance(each, CustomProcessor) for each in processors)
 
     def add(self, slot: int, request: NewRequestData) -> None:
         """Take the parameters of the request that now owns the slot."""
         sampling, params = request.sampling, request.sampling.params
-        mine = self._choices[slot]
+        self.num_text_tokens[slot] = sampling.num_text_tokens
+        self._only_draws[slot] = not self._has_own_processors and is_only_drawn(params)
+        mine = self.choices[slot]
         mine["seed"], mine["choice_index"], mine["purpose"] = sampling.seed, sampling.choice_index, Purpose.TOKEN
         mine["temperature"] = 0.0 if params.is_greedy else params.temperature
         mine["top_k"], mine["top_p"], mine["min_p"] = params.top_k, params.top_p, params.min_p
@@ -118,6 +149,10 @@ class Sampler:
         self._refused.pop(slot, None)
         for processor in self._processors:
             processor.remove(slot)
+
+    def only_draws(self, slots: Iterable[int]) -> bool:
+        """Whether these slots ask for no more than ``choices`` and ``num_text_tokens``, masks of grammars aside."""
+        return all(self._only_draws[slot] for slot in slots)
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> SamplerOutput:
         """One token per row of logits [R, V] float32, which is overwritten.
@@ -141,8 +176,8 @@ class Sampler:
         # In processed mode, the logits then hold what the tokens were chosen from.
         positions: list[int] = batch.num_tokens.tolist()
         keep = self._processed_logprobs or self._verification.needs_logits
-        token_ids = self._chooser.choose(logits, self._choices, batch.slots, positions, keep_logits=keep)
-        self._verification.settle(token_ids, logits, self._choices, batch)
+        token_ids = self._chooser.choose(logits, self.choices, batch.slots, positions, keep_logits=keep)
+        self._verification.settle(token_ids, logits, self.choices, batch)
         rows = self._logprobs(logits[asking] if raw is None else raw, token_ids, asking, batch) if asking else {}
         rows |= candidates
         return SamplerOutput(token_ids, [rows.get(row) for row in range(len(batch.slots))], failed, refused.keys())
@@ -163,7 +198,7 @@ class Sampler:
         changed = [processor.apply(logits, batch) for processor in ours]
         if any(changed):
             self._chooser.unusable_rows(logits, "a drafter's logits")
-        choices = self._choices
+        choices = self.choices
         if purpose is not Purpose.TOKEN:
             choices = choices.copy()
             choices["purpose"] = purpose

@@ -45,6 +45,7 @@ from octavo.device.spec_decode.eagle import EagleDrafter
 from octavo.device.spec_decode.medusa import MedusaDrafter
 from octavo.device.spec_decode.ngram import NgramDrafter
 from octavo.device.spec_decode.sampler import CoupledSampler, DraftSampler, IndependentSampler
+from octavo.device.worker.decode_loop import NativeDecodeLoop
 from octavo.device.worker.draft_steps import DraftSteps, EagleSteps, FollowingCache, FollowingSteps
 from octavo.device.worker.graphs import StepGraphs
 from octavo.device.worker.head import SamplingHead
@@ -190,7 +191,8 @@ def build_model_runner(
     prompt_logprobs = PromptLogprobs(chooser)
     guessing = IndependentSampler(sampler, proposals) if by_rejection else CoupledSampler(sampler)
     drafter = _drafter(config, plan, network, steps, guessing)
-    head = SamplingHead(graphs, sampler, prompt_logprobs, facts.vocab_size, drafter)
+    loop = None if kernels.native is None else NativeDecodeLoop(kernels.native, graphs, sampler)
+    head = SamplingHead(graphs, sampler, prompt_logprobs, facts.vocab_size, drafter, loop)
     return run_with(head, (sampler, prompt_logprobs, drafter, proposals), drafter_steps=steps)
 
 

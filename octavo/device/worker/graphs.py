@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,18 @@ CHECKED_SIZES = ((1, 1), (3, 3))
 RECORDED_ROWS = 3
 
 
+class WholeStep(NamedTuple):
+    """A captured step without splits: two ``library.Graph``, and the arrays between them and whoever samples.
+
+    ``logits_graph`` gives ``logits``, [most rows, vocab_size] float32, of the hidden states in ``rows``, int64.
+    """
+
+    forward: Any
+    logits_graph: Any
+    rows: npt.NDArray[np.int64]
+    logits: Tensor
+
+
 class StepGraphs:
     """The model as runner and head call it: op by op, or once ``record`` was called by replaying what that noted.
 
@@ -54,9 +66,11 @@ class StepGraphs:
         self._forward: Recording | None = None
         self._logits: Recording | None = None
         self._inputs: Any = None
+        self._whole_step: WholeStep | None = None
         self._replayed: Tensor | None = None
         self.num_replays = 0
         self.num_eager_steps = 0
+        self.num_loop_steps = 0
         self._reason = reason
 
     def report(self) -> GraphReport:
@@ -106,6 +120,15 @@ class StepGraphs:
         self._rows[:num_rows] = rows
         return self._logits.replay(num_rows, num_rows, dict)
 
+    def whole_step(self, inputs: object) -> WholeStep | None:
+        """What replays a step of ``inputs`` in two calls; None where nothing does."""
+        return self._whole_step if inputs is self._inputs else None
+
+    def note_loop(self, num_steps: int) -> None:
+        """Somebody replayed the whole step so many times."""
+        self.num_replays += num_steps
+        self.num_loop_steps += num_steps
+
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Logits of any rows, [R, hidden_size] -> float32 [R, vocab_size]; never replayed."""
         logits: Tensor = self._model.compute_logits(hidden)
@@ -141,6 +164,12 @@ class StepGraphs:
         self._hidden = forward.result.at(inputs.max_num_tokens)
         self._logits = self._record_logits(min(RECORDED_ROWS, len(self._rows))) if len(self._rows) else None
         self._forward, self._inputs = forward, inputs
+        self._whole_step = self._without_splits(forward, self._logits)
+
+    def _without_splits(self, forward: Recording, logits: Recording | None) -> WholeStep | None:
+        if logits is None or forward.splits or logits.splits:
+            return None
+        return WholeStep(*forward.graphs, *logits.graphs, self._rows, logits.result.at(len(self._rows)))
 
     def check(self, batch: InputBatch) -> None:
         """Hold a replay of a step that was not recorded to an eager one. Raises CaptureError where a bit differs.

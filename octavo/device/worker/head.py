@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +16,8 @@ from octavo.device.sample.prompt_logprobs import PromptLogprobs
 from octavo.device.sample.sampler import Sampler, SamplerOutput
 from octavo.device.spec_decode.drafter import Drafter, NoDrafter, SaidTokens
 from octavo.device.spec_decode.verify import num_right
+from octavo.device.worker.decode_loop import DecodeLoop, NoDecodeLoop
+from octavo.device.worker.end_ids import EndIds
 from octavo.device.worker.graphs import StepGraphs
 from octavo.device.worker.input_batch import InputBatch
 from octavo.device.worker.request_table import RequestTable
@@ -31,6 +33,12 @@ class Head(Protocol):
         """hidden: [T, hidden_size], the batch's tokens. Appends the tokens it makes to the table."""
         ...
 
+    def decode_on(
+        self, batch: InputBatch, table: RequestTable, end_ids: EndIds, going: Sequence[bool], num_steps: int
+    ) -> list[list[int]] | None:
+        """Take the steps after one that was finished, as ``DecodeLoop.run``."""
+        ...
+
     def counters(self) -> dict[str, int]:
         """What it counted since start, by name."""
         ...
@@ -39,7 +47,8 @@ class Head(Protocol):
 class SamplingHead:
     """Tokens for each request whose known tokens are all computed: one, and one more for each draft that was right.
 
-    ``drafter`` sees the step's hidden states and guesses tokens for the next one (None: nobody does).
+    ``drafter`` sees the step's hidden states and guesses tokens for the next one (None: nobody does). ``loop`` takes
+    several steps at once where it can (None: never).
     """
 
     def __init__(
@@ -49,7 +58,9 @@ class SamplingHead:
         prompt_logprobs: PromptLogprobs,
         vocab_size: int,
         drafter: Drafter | None = None,
+        loop: DecodeLoop | None = None,
     ) -> None:
+        self.decode_on = (loop or NoDecodeLoop()).run
         self._drafter = drafter or NoDrafter()
         self._graphs = graphs
         self._sampler = sampler

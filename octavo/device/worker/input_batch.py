@@ -7,7 +7,7 @@ are made once and written again at every step: a captured step knows them by the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import ModuleType
 from typing import TypeAlias
@@ -151,7 +151,7 @@ class StepInputs:
         self.max_num_tokens = max_num_tokens
         self.arrays = StepArrays(max_num_requests, max_num_tokens)
         of_groups = [group.arrays for group in groups]
-        self._layout: StepLayout = (
+        self.layout: StepLayout = (
             NumpyLayout(self.arrays, of_groups) if library is None else NativeLayout(library, self.arrays, of_groups)
         )
         self.token_ids = torch.from_numpy(self.arrays.token_ids)
@@ -174,7 +174,7 @@ class StepInputs:
         """Write one decided step, of at least one token, into the arrays."""
         request_ids = list(output.num_scheduled_tokens)
         slots = table.slots(request_ids)
-        counts = self._layout.write(table, slots, list(output.num_scheduled_tokens.values()))
+        counts = self.layout.write(table, slots, list(output.num_scheduled_tokens.values()))
         if not self.groups:  # Encoders: they keep no keys and values, and nobody else reads types.
             self._write_token_types(table.second_text_at[slots], counts.num_tokens)
         return InputBatch(
@@ -185,6 +185,12 @@ class StepInputs:
             num_drafts_to_guess=output.num_drafts,
             inputs=self,
         )
+
+    def prepare_next(self, batch: InputBatch, table: RequestTable) -> InputBatch:
+        """Write the step after one of single tokens, whose requests all have their next token."""
+        table.num_computed_tokens[batch.slot_list] += 1
+        counts = self.layout.write(table, batch.slot_list, [1] * batch.num_requests)
+        return replace(batch, counts=counts)
 
     def _write_token_types(self, second_text_at: Ints, num_tokens: int) -> None:
         types = self.token_types.numpy()[:num_tokens]

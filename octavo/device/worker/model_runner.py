@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from octavo.device.layers.attention import attention_layers, bind_kv_cache
 from octavo.device.lora.adapters import Adapters, NoAdapters
 from octavo.device.worker.block_table import BlockTable, BlockTables
+from octavo.device.worker.burst import BurstProgress
 from octavo.device.worker.draft_steps import FollowingSteps
 from octavo.device.worker.dummy import dummy_end
+from octavo.device.worker.end_ids import EndIds
 from octavo.device.worker.graphs import StepGraphs, capture_steps
 from octavo.device.worker.head import Head
 from octavo.device.worker.input_batch import GroupInputs, InputBatch, StepInputs
@@ -28,11 +30,15 @@ from octavo.words.messages import GrammarMasks, ModelRunnerOutput, SchedulerOutp
 
 @dataclass(frozen=True)
 class Step:
-    """A handle: hidden states [T, hidden_size] of a step that waits to be sampled; None where it had no tokens."""
+    """A handle: hidden states [T, hidden_size] of a step that waits to be sampled; None where it had no tokens.
+
+    Of a burst it is the first of ``num_decode_steps``.
+    """
 
     step_id: int
     batch: InputBatch | None = None
     hidden: Tensor | None = None
+    num_decode_steps: int = 1
 
 
 class ModelRunner:
@@ -62,7 +68,8 @@ class ModelRunner:
         self.graphs = graphs
         self.adapters = adapters or NoAdapters()
         self._prompt_embeds = PromptEmbeds()
-        self._holders = (*holders, self.adapters, self._prompt_embeds)
+        self._end_ids = EndIds(max_num_requests)
+        self._holders = (*holders, self.adapters, self._prompt_embeds, self._end_ids)
         self.head = head
         self._max_num_requests = max_num_requests
         self._max_num_tokens = max_num_tokens
@@ -145,20 +152,50 @@ class ModelRunner:
             given = self._prompt_embeds.of_step(batch)
             batch = batch if given is None else replace(batch, given=given)
             self.adapters.begin_step(batch.slots, batch.query_start_loc)
+        return Step(output.step_id, batch, self._forward(batch), output.num_decode_steps)
+
+    def _forward(self, batch: InputBatch) -> Tensor:
         with self.spans.span("forward"):
             hidden = self.graphs.forward(batch)
         if self.spans.detailed:
             self.spans.extend(self.graphs.forward_spans())
-        return Step(output.step_id, batch, hidden)
+        return hidden
 
     def sample(self, step: Step, grammar_masks: GrammarMasks | None = None) -> ModelRunnerOutput:
         """Finish a step: tokens for the requests that are done with their known ones, and guesses for the next step."""
         if step.batch is None or step.hidden is None:
             return ModelRunnerOutput(step_id=step.step_id, request_ids=[], sampled_token_ids=[])
-        output = self.head.finish(step.hidden, step.batch, self._table, grammar_masks)
+        output = self._finish(step.hidden, step.batch, grammar_masks)
         refused = self.adapters.take_failed()
         output.failed |= refused
         output.refused += refused
-        if self.spans.detailed and step.batch.counts.num_sampled:
+        if step.num_decode_steps > 1:
+            self._decode_on(step.batch, output, step.num_decode_steps)
+        return output
+
+    def _finish(self, hidden: Tensor, batch: InputBatch, grammar_masks: GrammarMasks | None) -> ModelRunnerOutput:
+        output = self.head.finish(hidden, batch, self._table, grammar_masks)
+        if self.spans.detailed and batch.counts.num_sampled:
             self.spans.extend(self.graphs.logits_spans())
         return output
+
+    def _decode_on(self, batch: InputBatch, output: ModelRunnerOutput, num_steps: int) -> None:
+        """Add the steps of a burst to the ``output`` of its first, until all requests have ended."""
+        progress = BurstProgress(output, self._end_ids.of(batch.slot_list))
+        if progress.goes_on and not self.spans.detailed and self._decode_at_once(batch, progress, num_steps - 1):
+            return
+        while progress.goes_on and output.num_decode_steps < num_steps:
+            with self.spans.span("prepare"):
+                batch = self._inputs.prepare_next(batch, self._table)
+                self.adapters.begin_step(batch.slots, batch.query_start_loc)
+            progress.add(self._finish(self._forward(batch), batch, None))
+
+    def _decode_at_once(self, batch: InputBatch, progress: BurstProgress, num_steps: int) -> bool:
+        with self.spans.span("decode loop"):
+            token_ids = self.head.decode_on(batch, self._table, self._end_ids, progress.going, num_steps)
+        if token_ids is None:
+            return False
+        num_run = max(map(len, token_ids))
+        self.adapters.note_repeats(num_run)
+        progress.add_tokens(token_ids, num_steps=num_run)
+        return True

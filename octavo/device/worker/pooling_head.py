@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from octavo.device.sample.pooling import pool
+from octavo.device.worker.end_ids import EndIds
 from octavo.device.worker.input_batch import InputBatch
 from octavo.device.worker.request_table import RequestTable
 from octavo.words.messages import GrammarMasks, ModelRunnerOutput, NewRequestData
@@ -50,6 +53,11 @@ class PoolingHead:
             pooled=pooled,
             failed=failed,
         )
+
+    def decode_on(
+        self, batch: InputBatch, table: RequestTable, end_ids: EndIds, going: Sequence[bool], num_steps: int
+    ) -> list[list[int]] | None:
+        return None
 
     def counters(self) -> dict[str, int]:
         return {}

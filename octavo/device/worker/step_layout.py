@@ -124,31 +124,31 @@ class NativeLayout:
         requests = (arrays.query_start_loc, arrays.seq_lens, arrays.slots, arrays.num_computed)
         logit_rows = (arrays.logit_rows, arrays.logit_slots, arrays.logit_positions, arrays.logit_drafts)
         self._kept = arrays, tuple(groups)
-        self._layout: Any = library.StepLayout(
+        self.native: Any = library.StepLayout(
             [address_of(array) for array in tokens],
             [address_of(array) for array in (*requests, arrays.sampled, arrays.num_drafts)],
             [address_of(array) for array in logit_rows],
             [_group(group) for group in groups],
         )
         self._tables = [group.table for group in groups]
-        self._addresses = _Addresses()
+        self._addresses = Addresses()
 
     def write(self, table: RequestTable, slots: Sequence[int], num_scheduled: Sequence[int]) -> StepCounts:
+        return StepCounts(*self.native.write(*self.known(table), slots, num_scheduled))
+
+    def known(self, table: RequestTable) -> tuple[Any, ...]:
+        """Where native code finds all requests: their tokens, numbers of these, and blocks by group."""
         of = self._addresses.of
-        blocks = [(of(name, each.rows), each.rows.shape[1]) for name, each in enumerate(self._tables)]
-        counts = self._layout.write(
+        return (
             of("token_ids", table.token_ids),
             table.token_ids.shape[1],
             of("num_tokens", table.num_tokens),
             of("num_computed", table.num_computed_tokens),
-            blocks,
-            slots,
-            num_scheduled,
+            [(of(name, each.rows), each.rows.shape[1]) for name, each in enumerate(self._tables)],
         )
-        return StepCounts(*counts)
 
 
-class _Addresses:
+class Addresses:
     """Where arrays lie, by a name for each; asked again only when there is another array: asking takes a while."""
 
     def __init__(self) -> None:

@@ -176,9 +176,16 @@ class Worker:
         return GraphReport(captured=False, reason=self._plan.reasons["graph_capture"])
 
     def graph_counters(self) -> dict[str, int]:
-        """Forward passes since start, warm-up included: "replays", and "eager_steps" run op by op."""
+        """Forward passes since start, warm-up included: "replays", "eager_steps" run op by op.
+
+        Of the replays, "loop_steps" followed others in one native call.
+        """
         graphs = self.model_runner.graphs
-        return {"replays": graphs.num_replays, "eager_steps": graphs.num_eager_steps}
+        return {
+            "replays": graphs.num_replays,
+            "eager_steps": graphs.num_eager_steps,
+            "loop_steps": graphs.num_loop_steps,
+        }
 
     def sampler_counters(self) -> dict[str, int]:
         """Rows since start: "thinking_budget" forced to end their thoughts, and those each own processor changed."""

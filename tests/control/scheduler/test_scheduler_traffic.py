@@ -30,6 +30,10 @@ SETTINGS = [
     Setting(budget=3, max_num_seqs=6),
     Setting(budget=1, max_num_seqs=1),
     Setting(steps_in_flight=3, budget=9, max_num_seqs=8),
+    Setting(steps_at_once=8),
+    Setting(steps_at_once=5, steps_in_flight=2, policy="priority"),
+    Setting(steps_at_once=12, with_window=True, num_usable_blocks=20),
+    Setting(steps_at_once=12, budget=3, max_num_seqs=3, watermark=0.1),
 ]
 
 
@@ -145,6 +149,7 @@ def test_thousands_of_steps_of_fixed_traffic_show_everything_that_can_happen():
     assert seen.window_blocks_given_back > 100
     assert 0 < seen.accepted_drafts < seen.drafts
     assert seen.failed > 10
+    assert seen.burst_steps > 200
 
 
 @pytest.mark.parametrize("setting", SETTINGS[:8])

@@ -44,6 +44,7 @@ class Setting:
     long_prefill_token_threshold: int = 0
     chunked: bool = True
     watermark: float = 0.0
+    steps_at_once: int = 0
 
     @property
     def specs(self) -> dict[str, AnyKVCacheSpec]:
@@ -64,6 +65,7 @@ class Seen:
     window_blocks_given_back: int = 0
     drafts: int = 0
     accepted_drafts: int = 0
+    burst_steps: int = 0
     finished: int = 0
     failed: int = 0
 
@@ -95,8 +97,10 @@ class Traffic:
             long_prefill_token_threshold=setting.long_prefill_token_threshold,
             num_lookahead_tokens=NUM_DRAFT_TOKENS if setting.with_drafts else 0,
             watermark=setting.watermark,
+            max_burst_seconds=(setting.steps_at_once + 0.5) * 1e-3 if setting.steps_at_once else 0.0,
             **options,
         )
+        self.plane.step_seconds = 1e-3 if setting.steps_at_once else 0.0
         self.seen = Seen()
         self.arrivals: list[Request] = []
         self.window_blocks: dict[str, int] = {}
@@ -240,7 +244,8 @@ class Traffic:
         self.seen.window_blocks_given_back += sum(self.window_blocks.values())
         self.seen.drafts += sum(len(drafts) for step in steps for drafts in step.draft_token_ids.values())
         outputs = [output for outputs in self.plane.outputs.values() for output in outputs]
-        self.seen.accepted_drafts += sum(max(len(output.new_token_ids) - 1, 0) for output in outputs)
+        self.seen.accepted_drafts += sum(output.num_accepted_tokens for output in outputs)
+        self.seen.burst_steps += stats.num_burst_steps
         self.seen.finished += sum(output.finish_reason in (0, 1) for output in outputs)
         self.seen.failed += sum(output.error == "logits are not finite" for output in outputs)
 

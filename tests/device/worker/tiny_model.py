@@ -115,6 +115,8 @@ def make_runner(
 class Driver:
     """Plays the scheduler for a runner: hands out blocks and counts computed tokens; finished requests keep theirs."""
 
+    num_text_tokens = VOCAB_SIZE
+
     def __init__(self, runner: ModelRunner, config: KVCacheConfig | None = None) -> None:
         self.runner = runner
         self.config = config or kv_config()
@@ -131,7 +133,7 @@ class Driver:
     def add(self, request_id: str, prompt: Sequence[int], *, seed: int = 0, **params: Any) -> None:
         sampling = SamplingParams(**{"temperature": 0.0, **params})
         self._sampling[request_id] = ResolvedSampling(
-            params=sampling, seed=seed, max_tokens=99, num_text_tokens=VOCAB_SIZE
+            params=sampling, seed=seed, max_tokens=99, num_text_tokens=self.num_text_tokens
         )
         self.tokens[request_id] = list(prompt)
         self._prompts[request_id] = len(prompt)
@@ -147,7 +149,14 @@ class Driver:
         self._known.discard(request_id)
         self._reset(request_id)
 
-    def step(self, **num_tokens: int) -> ModelRunnerOutput:
+    def burst(self, num_decode_steps: int, *names: str) -> ModelRunnerOutput:
+        """Take so many decode steps at once."""
+        result = self.step(num_decode_steps, **dict.fromkeys(names, 1))
+        for name, sampled in zip(result.request_ids, result.sampled_token_ids, strict=True):
+            self._computed[name] += len(sampled) - 1
+        return result
+
+    def step(self, num_decode_steps: int = 1, /, **num_tokens: int) -> ModelRunnerOutput:
         """Compute so many tokens of each named request (0: all that are known)."""
         scheduled = {name: count or len(self.tokens[name]) - self._computed[name] for name, count in num_tokens.items()}
         output = SchedulerOutput(
@@ -156,10 +165,11 @@ class Driver:
             total_num_scheduled_tokens=sum(scheduled.values()),
             finished_request_ids=self._ended["finished"],
             preempted_request_ids=self._ended["preempted"],
+            num_decode_steps=num_decode_steps,
         )
         self._ended = {"finished": [], "preempted": []}
         for name, count in scheduled.items():
-            self._add_to(output, name, self._new_blocks(name, count))
+            self._add_to(output, name, self._new_blocks(name, count + num_decode_steps - 1))
         result = self.runner.sample(self.runner.execute(output))
         assert result.step_id == self._step_id
         assert result.request_ids == list(scheduled)

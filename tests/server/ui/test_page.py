@@ -71,7 +71,11 @@ def test_steps_are_told_once_somebody_looks(server: RunningServer, state_of_an_i
     server.complete("ABC", max_tokens=3)
     time.sleep(2 * FRESH_S)
     steps = server.client.get("/ui/engine/state").json()["snapshot"]["steps"]
-    assert [(step["num_prefill_tokens"], step["num_decode_tokens"]) for step in steps[-2:]] == [(0, 1), (0, 1)]
+    numbers = [(step["num_prefill_tokens"], step["num_decode_tokens"]) for step in steps]
+    assert numbers[numbers.index((3, 0)) :] in (
+        [(3, 0), (0, 1), (0, 1)],
+        [(3, 0), (0, 2)],
+    )  # two decodes, maybe at once
     assert set(steps[-1]["seconds"]) == {"schedule", "execute", "sample", "update"}
 
 
