@@ -40,6 +40,7 @@ TERMINATE_TIMEOUT_S = 1.0
 LAST_WORDS_TIMEOUT_MS = 500
 # Where the system cannot wake us when a process ends, look this often.
 POLL_EXIT_MS = 100
+READABLE = int(zmq.POLLIN)
 
 logger = logging.getLogger(__name__)
 
@@ -214,7 +215,8 @@ class ProcessClient:
             with self._lock:
                 if self._cause_of_death is not None:
                     raise self._dead()
-                self._request_socket.send_multipart([wire.CORE_IDENTITY, data])
+                self._request_socket.send(wire.CORE_IDENTITY, zmq.SNDMORE)
+                self._request_socket.send(data)
         except zmq.ZMQError as error:  # the core is gone, and our thread is about to learn why
             self._thread.join(STOP_TIMEOUT_S)
             raise self._dead() from error
@@ -254,13 +256,15 @@ class ProcessClient:
         with _exit_descriptor(process.pid) as exit_fd:
             if exit_fd is not None:
                 poller.register(exit_fd, zmq.POLLIN)
-            while process.poll() is None:
+            is_over = False
+            while not is_over:
                 events = dict(poller.poll(None if exit_fd is not None else POLL_EXIT_MS))
                 if self._request_socket in events and self._greet():
                     # From here on the socket belongs to the threads that send, under the lock.
                     poller.unregister(self._request_socket)
                 if self._output_socket in events:
                     self._read_outputs()
+                is_over = (exit_fd is None or exit_fd in events) and process.poll() is not None
         if process.returncode > 0:
             self._output_socket.poll(LAST_WORDS_TIMEOUT_MS)
         self._read_outputs()
@@ -280,8 +284,8 @@ class ProcessClient:
         return True
 
     def _read_outputs(self) -> None:
-        while self._output_socket.poll(0):
-            data = b"".join(self._output_socket.recv_multipart())
+        while _is_readable(self._output_socket):
+            data = self._output_socket.recv()
             try:
                 message = wire.decode_from_core(data)
             except wire.WireError as error:
@@ -325,6 +329,12 @@ class ProcessClient:
         self._outputs.put(None)
         for answer in waiting:
             answer.set_exception(self._dead())
+
+
+def _is_readable(socket: zmq.Socket[bytes]) -> bool:
+    events = socket.getsockopt(zmq.EVENTS)  # much cheaper than poll, which makes a poller
+    assert isinstance(events, int)
+    return bool(events & READABLE)
 
 
 @contextlib.contextmanager

@@ -153,7 +153,8 @@ class Statistics:
     def record(self, outputs: EngineCoreOutputs, stopped: Sequence[str] = ()) -> None:
         """Take note of what a step brought; ``stopped`` are the choices that a stop string has ended with it."""
         self._requests.record(outputs.outputs)
-        self._requests.end(stopped, str(FinishReason.STOP))
+        if stopped:
+            self._requests.end(stopped, str(FinishReason.STOP))
         if outputs.stats is None:
             return
         self._scheduler = outputs.stats

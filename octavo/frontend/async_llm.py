@@ -27,7 +27,7 @@ from octavo.frontend.admission import Admission
 from octavo.frontend.input_processor import InputProcessor, PreparedRequest
 from octavo.frontend.output_processor import OpenRequest, OutputProcessor
 from octavo.frontend.prompt_reader import prompt_text
-from octavo.frontend.sampling_resolver import operating_system_seed
+from octavo.frontend.sampling_resolver import OperatingSystemSeeds
 from octavo.frontend.start import default_stat_loggers, start_front_end
 from octavo.frontend.tracing import NoTracer, RequestTracer, make_tracer
 from octavo.tokenizer.reasoning_style import ReasoningStyle
@@ -101,7 +101,7 @@ class AsyncLLM:
         """
         config = args.create_engine_config()
         tracer = make_tracer(config)
-        parts = start_front_end(config, make_client or make_supervised_client, seeds=operating_system_seed)
+        parts = start_front_end(config, make_client or make_supervised_client, seeds=OperatingSystemSeeds())
         limits = config.scheduler
         return cls(
             *parts,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from octavo.frontend.prompt_reader import Prompt, PromptLimits, PromptReader, pr
 from octavo.frontend.sampling_resolver import SamplingResolver
 from octavo.tokenizer.reasoning_style import ReasoningStyle
 from octavo.tokenizer.tokenizer import Tokenizer
+from octavo.util.os_random import OsRandom
 from octavo.words.errors import RequestError
 from octavo.words.inputs import PromptType
 from octavo.words.lora import Adapter, LoRARequest
@@ -63,6 +63,7 @@ class InputProcessor:
         self._facts = facts
         self._dimensions = () if config.model.matryoshka else facts.matryoshka_dimensions
         self._pools = pools
+        self._random = OsRandom()
         self._adapters = adapters_of(config.lora, facts)
         self._max_model_len = max_model_len
         self._sampling = SamplingResolver(tokenizer, facts, generation_config, config, max_model_len, seeds)
@@ -145,7 +146,7 @@ class InputProcessor:
             num_text_tokens=self._facts.vocab_size,
             pooling=params,
         )
-        return PreparedRequest(request_id, None, [_core_request(request_id, checked, sampling, arrival_time)])
+        return PreparedRequest(request_id, None, [self._core_request(request_id, checked, sampling, arrival_time)])
 
     def _check_pooling(self, params: PoolingParams) -> None:
         if not self._pools:
@@ -207,7 +208,7 @@ class InputProcessor:
         if params.thinking_token_budget is not None:
             thinking = self._sampling.thinking(checked.token_ids, reasoning_style)
             sampling = msgspec.structs.replace(sampling, thinking=thinking)
-        request = _core_request(request_id, checked, sampling, arrival_time)
+        request = self._core_request(request_id, checked, sampling, arrival_time)
         request.adapter = self._adapters.find(lora_request)
         if params.n == 1:
             return [request]
@@ -221,6 +222,20 @@ class InputProcessor:
             choices[0].choice_ids = tuple(choice.request_id for choice in choices)
         return choices
 
+    def _core_request(
+        self, request_id: str, prompt: Prompt, sampling: ResolvedSampling, arrival_time: float | None
+    ) -> EngineCoreRequest:
+        """The request as the core gets it; its id is the user's with a random tail."""
+        return EngineCoreRequest(
+            request_id=f"{request_id}-{self._random.hex()[:8]}",
+            prompt_token_ids=prompt.token_ids,
+            sampling=sampling,
+            arrival_time=time.time() if arrival_time is None else float(arrival_time),
+            priority=prompt.priority,
+            cache_salt=prompt.cache_salt,
+            prompt_embeds=prompt.embeds,
+        )
+
 
 def own_params(params: object, **changes: Any) -> SamplingParams:
     """A checked copy of what a caller gave, with some fields replaced."""
@@ -228,21 +243,6 @@ def own_params(params: object, **changes: Any) -> SamplingParams:
         name = "sampling_params"
         raise RequestError(f"{name} must be SamplingParams, got {type(params).__name__}.", param=name)
     return params.clone(**changes)
-
-
-def _core_request(
-    request_id: str, prompt: Prompt, sampling: ResolvedSampling, arrival_time: float | None
-) -> EngineCoreRequest:
-    """The request as the core gets it; its id is the user's with a random tail."""
-    return EngineCoreRequest(
-        request_id=f"{request_id}-{secrets.token_hex(4)}",
-        prompt_token_ids=prompt.token_ids,
-        sampling=sampling,
-        arrival_time=time.time() if arrival_time is None else float(arrival_time),
-        priority=prompt.priority,
-        cache_salt=prompt.cache_salt,
-        prompt_embeds=prompt.embeds,
-    )
 
 
 def _check_without_tokens(params: SamplingParams) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import itertools
-import secrets
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import Any
@@ -16,6 +15,7 @@ from octavo.frontend.prompt_reader import in_vocabulary
 from octavo.tokenizer.reasoning_style import ReasoningStyle, style_of_template
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.util.lazy import resolve
+from octavo.util.os_random import OsRandom
 from octavo.words.errors import RequestError
 from octavo.words.messages import ResolvedSampling, Thinking
 from octavo.words.model_facts import ModelFacts
@@ -159,6 +159,11 @@ class SamplingResolver:
         return int.from_bytes(digest[:8], "little") & MAX_SEED
 
 
-def operating_system_seed(_ordinal: int) -> int:
-    """A seed that nobody can predict: what the server gives a request that brings none."""
-    return secrets.randbits(63)
+class OperatingSystemSeeds:
+    """Seeds that nobody can predict: what the server gives requests that bring none."""
+
+    def __init__(self) -> None:
+        self._random = OsRandom()
+
+    def __call__(self, _ordinal: int) -> int:
+        return self._random.number()

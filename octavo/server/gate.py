@@ -5,7 +5,6 @@ from __future__ import annotations
 import hmac
 import logging
 import re
-import secrets
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
@@ -17,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from octavo.frontend.tracing import trace_headers
 from octavo.server.api_error import ApiError, as_api_error
 from octavo.server.responses import error_response
+from octavo.util.os_random import OsRandom
 
 OPEN_PATHS = frozenset({"/live", "/health", "/ping", "/metrics", "/ui"})
 """Routes that need no key."""
@@ -57,6 +57,7 @@ class Gate:
         self._hosts = frozenset(host.lower() for host in allowed_hosts)
         self._root_path = root_path
         self._logs_access = logs_access
+        self._random = OsRandom()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -65,7 +66,7 @@ class Gate:
         if self._root_path:
             scope["root_path"] = self._root_path
         headers = Headers(scope=scope)
-        request_id = _request_id(headers)
+        request_id = self._request_id(headers)
         scope.setdefault("state", {})["request_id"] = request_id
         answer = _Answer(scope, send, request_id, logs=self._logs_access)
         if "traceparent" in headers:
@@ -82,6 +83,10 @@ class Gate:
             await error_response(as_api_error(error), scope["path"])(scope, receive, answer.send)
         finally:
             self._load.num_requests -= 1
+
+    def _request_id(self, headers: Headers) -> str:
+        given = headers.get(REQUEST_ID_HEADER)
+        return self._random.hex() if given is None or not _REQUEST_ID.fullmatch(given) else given
 
     def _refusal(self, scope: Scope, headers: Headers) -> Response | None:
         """The answer to who may not come in."""
@@ -138,11 +143,6 @@ class _Answer:
             '%s:%s - "%s %s HTTP/%s" %d', *client[:2], scope["method"], quote(scope["path"]), scope["http_version"],
             message["status"],
         )  # fmt: skip
-
-
-def _request_id(headers: Headers) -> str:
-    given = headers.get(REQUEST_ID_HEADER, "")
-    return given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
 
 
 def _host_name(header: str) -> str:

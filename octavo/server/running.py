@@ -30,6 +30,9 @@ from octavo.util.logs import adopt_logger
 from octavo.words.errors import OctavoError
 
 BACKLOG = 2048
+# So many new objects make the collector look at them. A request has some hundred that end with it: Python's 700 would
+# have it look at most of them while they are in use.
+YOUNG_OBJECTS = 20_000
 KEEP_ALIVE_S = 65
 WATCH_INTERVAL_S = 0.2
 # How long answers may take to leave once the server stops.
@@ -86,6 +89,7 @@ def run_server(
     for library in ("uvicorn", "asyncio"):
         adopt_logger(library)
     gc.freeze()  # the framework's many objects stay: the collector need not look at them again
+    gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(server, context, listener, responder, starting))
 

@@ -17,14 +17,14 @@ class CharacterStream:
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
         """``before`` are the tokens ahead of the stream; a character they leave unfinished is finished by it."""
-        self._bytes_of = tokenizer.token_bytes
+        self._bytes_of = tokenizer.bytes_of
         self.pending = b""
         """The bytes of a character that is not whole yet."""
         self.push(*before[-_PRIMING_TOKENS:])
 
     def push(self, *token_ids: int) -> str:
         """Return the characters that these tokens complete."""
-        return self._decode(b"".join(map(self._bytes_of, token_ids)), is_last=False)
+        return self._decode(self._bytes_of(token_ids), is_last=False)
 
     def end(self) -> str:
         """Return what an unfinished character comes to: U+FFFD, or nothing where all are whole."""

@@ -114,6 +114,10 @@ class Tokenizer:
         """The bytes that a token adds to the text."""
         return self._vocabulary.token_bytes(token_id)
 
+    def bytes_of(self, token_ids: Iterable[int]) -> bytes:
+        """The bytes that several tokens add to the text, one after the other."""
+        return self._vocabulary.bytes_of(token_ids)
+
     def convert_id_to_token(self, token_id: int) -> str:
         """The token as the vocabulary writes it."""
         return self._vocabulary.token(token_id)

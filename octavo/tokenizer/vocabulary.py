@@ -44,6 +44,17 @@ def word_piece(token: str) -> bytes:
     return (token[2:] if token.startswith("##") else " " + token).encode("utf-8")
 
 
+class _Spelt(dict[int, bytes]):
+    """The bytes of tokens by id, found out when they are first asked for."""
+
+    def __init__(self, spell: Callable[[int], bytes]) -> None:
+        self._spell = spell
+
+    def __missing__(self, token_id: int) -> bytes:
+        spelt = self[token_id] = self._spell(token_id)
+        return spelt
+
+
 class Vocabulary:
     """All tokens by id, and what they say.
 
@@ -64,7 +75,7 @@ class Vocabulary:
         self._token_of = token_of
         self._spelling = spelling
         self._added = dict(added)
-        self._bytes: dict[int, bytes] = {}
+        self._bytes = _Spelt(self._spell)
         self.size = size
         self.special_ids = frozenset(special_ids)
 
@@ -80,10 +91,11 @@ class Vocabulary:
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token stands for; they need not be whole characters. Empty for an id without a token."""
-        known = self._bytes.get(token_id)
-        if known is None:
-            known = self._bytes[token_id] = self._spell(token_id)
-        return known
+        return self._bytes[token_id]
+
+    def bytes_of(self, token_ids: Iterable[int]) -> bytes:
+        """The bytes that several tokens stand for, one after the other."""
+        return b"".join(map(self._bytes.__getitem__, token_ids))
 
     def decode(self, token_ids: Iterable[int], *, skip_special_tokens: bool) -> str:
         """The text of ``token_ids``; bytes that are no characters become U+FFFD.
@@ -92,7 +104,7 @@ class Vocabulary:
         """
         skipped = self.special_ids if skip_special_tokens else frozenset()
         try:
-            joined = b"".join([self.token_bytes(token_id) for token_id in token_ids if token_id not in skipped])
+            joined = self.bytes_of(token_id for token_id in token_ids if token_id not in skipped)
         except TypeError as error:
             raise RequestError(f"token ids must be integers: {error}.", param="token_ids") from error
         return joined.decode("utf-8", errors="replace")

@@ -16,7 +16,7 @@ from octavo.config.scheduler import SchedulerConfig
 from octavo.frontend.input_processor import InputProcessor
 from octavo.frontend.load_tokenizer import load_tokenizer
 from octavo.frontend.prompt_reader import prompt_text
-from octavo.frontend.sampling_resolver import operating_system_seed
+from octavo.frontend.sampling_resolver import OperatingSystemSeeds
 from octavo.words.errors import RequestError
 from octavo.words.sampling_params import SamplingParams
 from tests.succ import EOS, EOT
@@ -205,7 +205,8 @@ def test_seeds_are_the_given_ones_or_follow_from_the_engines_seed_and_the_ordina
     assert seeds(0, 0) == [0, 0, 0]
     assert seeds(0, 2**63 - 1) == [2**63 - 1] * 3
     assert all(0 <= seed < 2**63 for seed in seeds(5))
-    assert operating_system_seed(0) != operating_system_seed(0)
+    seeds = OperatingSystemSeeds()
+    assert seeds(0) != seeds(0)
 
 
 def test_n_choices_share_prompt_and_seed_and_differ_in_index_and_name(processor: InputProcessor) -> None:
