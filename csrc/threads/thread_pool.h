@@ -21,7 +21,8 @@ public:
 
     int num_threads() const { return num_threads_; }
 
-    // Seconds that callers have spent inside `run` so far: what a step takes beyond them is not the kernels'.
+    // Seconds that callers have spent inside `run` so far, or counted: what a step takes beyond them is not the kernels'.
+    void count_seconds(double seconds) { seconds_in_run_.fetch_add(seconds, std::memory_order_relaxed); }
     double seconds_in_run() const { return seconds_in_run_.load(std::memory_order_relaxed); }
 
     // Calls task(index, thread) once for each index below num_tasks, and returns when all have returned; what they wrote

@@ -21,6 +21,15 @@ from octavo.words.errors import ConfigError, OctavoError
 ENGINE_OPTIONS = False
 ENDPOINTS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
 READY_POLL_S = 0.5
+SAMPLING = {
+    "top_p": float,
+    "top_k": int,
+    "min_p": float,
+    "frequency_penalty": float,
+    "presence_penalty": float,
+    "repetition_penalty": float,
+}
+"""Fields that are flags too, as in ``vllm bench serve``."""
 
 
 class LoadError(OctavoError):
@@ -72,6 +81,9 @@ def _add_load_arguments(group: Any) -> None:
     group.add_argument("--num-warmups", type=int, default=0, metavar="N", help="requests before the timed ones")
     group.add_argument("--ignore-eos", action="store_true", help="answers go on to their length")
     group.add_argument("--temperature", type=float, default=0.0)
+    for name, kind in SAMPLING.items():
+        group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="X", help="sent where given")
+    group.add_argument("--logprobs", type=int, metavar="N", help="log-probabilities for each token")
     group.add_argument("--extra-body", type=json.loads, default={}, metavar="JSON", help="more fields of the body")
 
 
@@ -232,12 +244,15 @@ def _tokenizer(name: str) -> Any:
 
 
 def _target(args: argparse.Namespace, model: str) -> Target:
-    fields = {"model": model, "temperature": args.temperature, **args.extra_body}
+    is_chat = args.backend == "openai-chat"
+    given = {name: value for name in SAMPLING if (value := getattr(args, name)) is not None}
+    fields = {"model": model, "temperature": args.temperature, **given}
+    if args.logprobs is not None:
+        fields |= {"logprobs": True, "top_logprobs": args.logprobs} if is_chat else {"logprobs": args.logprobs}
     if args.ignore_eos:
         fields["ignore_eos"] = True
-    return Target(
-        endpoint=args.endpoint or ENDPOINTS[args.backend], is_chat=args.backend == "openai-chat", fields=fields
-    )
+    endpoint = args.endpoint or ENDPOINTS[args.backend]
+    return Target(endpoint=endpoint, is_chat=is_chat, fields=fields | args.extra_body)
 
 
 def _rates(args: argparse.Namespace) -> Rates:

@@ -111,7 +111,10 @@ _from_core = msgspec.msgpack.Decoder(CoreMessage)
 
 def encode(message: Hello | ToCore | CoreMessage) -> bytes:
     """Bytes of a message. Raises TypeError for a value msgpack cannot carry (only Call and CallResult can hold one)."""
-    return _encoder.encode(message)
+    try:
+        return _encoder.encode(message)
+    except OverflowError as error:
+        raise TypeError(str(error)) from error
 
 
 def decode_hello(data: bytes) -> Hello:

@@ -22,7 +22,7 @@ CLIENT_CLOSED_REQUEST = 499
 # What an SDK must not send again by itself: it would take as long, or fail, again.
 NO_RETRY = {"x-should-retry": "false"}
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large"}
-_INTERNALS = re.compile(r"0x[0-9a-fA-F]{6,}|(?<![\w.])/(?:[\w.+-]+/)+[\w.+-]+")
+_INTERNALS = re.compile(r"0x[0-9a-fA-F]{6,}|(?<![\w.])/(?!v[12]/)(?:[\w.+-]+/)+[\w.+-]+")
 
 logger = logging.getLogger(__name__)
 

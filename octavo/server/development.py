@@ -41,6 +41,8 @@ class Development:
         body = await self._context.bodies.read(request, RpcRequest)
         try:
             results = await self._context.llm.call("collective_rpc", body.method, *body.args)
+        except TypeError as error:
+            raise RequestError(f"args cannot be sent to the engine: {error}.", param="args") from error
         except EngineDeadError:
             raise
         except EngineError as error:

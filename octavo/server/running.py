@@ -110,10 +110,10 @@ async def _run(
     try:
         return await _follow(stop, context, asyncio.wrap_future(starting))
     finally:
+        if starting.done() and starting.exception() is None:
+            await asyncio.to_thread(starting.result().shutdown)  # who still waits for an answer is told so
         server.should_exit = True
         await serving
-        if starting.done() and starting.exception() is None:
-            await asyncio.to_thread(starting.result().shutdown)
 
 
 async def _follow(stop: _Stop, context: ServerContext, starting: asyncio.Future[AsyncLLM]) -> int:

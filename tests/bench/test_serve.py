@@ -52,6 +52,14 @@ def test_what_is_asked_for_reaches_the_server(succ: Path) -> None:
         "0.5",
         "--extra-body",
         '{"top_k": 7}',
+        "--top-k",
+        "5",
+        "--top-p",
+        "0.9",
+        "--min-p",
+        "0.1",
+        "--logprobs",
+        "2",
         "--api-key",
         "k",
         "--header",
@@ -62,6 +70,7 @@ def test_what_is_asked_for_reaches_the_server(succ: Path) -> None:
     body = server.bodies[-1]
     assert (body["model"], body["temperature"], body["top_k"], body["max_tokens"]) == ("other", 0.5, 7, 4)
     assert body["ignore_eos"] is True and body["stream"] is True
+    assert (body["top_p"], body["min_p"], body["logprobs"]) == (0.9, 0.1, 2) and "presence_penalty" not in body
     assert "Authorization: Bearer k" in server.headers[-1] and "X-A: b" in server.headers[-1]
 
 

@@ -75,6 +75,15 @@ def test_a_step_of_an_encoder_is_one_native_call_and_gives_what_eager_steps_give
             assert numbers(one).equal(numbers(other))
 
 
+def test_texts_of_any_lengths_share_a_step_without_padding(encoder: LLM) -> None:
+    encoder._engine.start_profile()
+    outputs = encoder.embed(TEXTS, use_tqdm=False)
+    steps = [span.facts["requests"] for span in encoder._engine.stop_profile() if span.name == "schedule"]
+    (rows,) = (step for step in steps if step)
+    lengths = [len(output.prompt_token_ids) for output in outputs]
+    assert [number for _, number in rows] == lengths and len(set(lengths)) > 3
+
+
 def test_pairs_and_single_texts_share_a_step(tmp_path: Path) -> None:
     folder = make_encoder(tmp_path / "cross", num_labels=1)
     with LLM(str(folder), dtype="float32") as llm:

@@ -1,18 +1,22 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from octavo.control.kv.block_hash import make_block_hasher
+from octavo.control.request import Request
 from octavo.control.scheduler.quarantine import WITNESS
+from octavo.control.structured_output.manager import NoStructuredOutput, StructuredOutput
 from octavo.engine.core import CALL_RESULTS, EngineCore
 from octavo.engine.step_watch import NoStepWatch, StepWatch
 from octavo.executor.simulated import SimulatedExecutor
 from octavo.words.errors import UnknownOptionError
-from octavo.words.messages import EngineCoreOutput, FinishReason, ModelRunnerOutput, SchedulerOutput
+from octavo.words.messages import EngineCoreOutput, FinishReason, GrammarMasks, ModelRunnerOutput, SchedulerOutput
 from tests.fakes import ControlPlane, FakeGate, counting_token, make_message
 
 DEPTHS = pytest.mark.parametrize("depth", [1, 2])
@@ -42,13 +46,15 @@ def make_core(
     *,
     executor_class: type[ObservedExecutor] = ObservedExecutor,
     watch: StepWatch | None = None,
+    structured_output: StructuredOutput | None = None,
     **limits: Any,
 ) -> EngineCore:
     plane = ControlPlane(max_steps_in_flight=depth, **limits)
     executor = executor_class(plane.executor.get_kv_cache_specs(), next_token=counting_token, max_steps_in_flight=depth)
     executor.initialize_from_config(plane.config)
     hasher = make_block_hasher(plane.config.hash_block_size)
-    return EngineCore(executor, plane.scheduler, hasher, depth=depth, incarnation=3, watch=watch)
+    options: dict[str, Any] = {"depth": depth, "watch": watch, "structured_output": structured_output}
+    return EngineCore(executor, plane.scheduler, hasher, incarnation=3, **options)
 
 
 def executor_of(core: EngineCore) -> ObservedExecutor:
@@ -114,6 +120,44 @@ def test_depth_is_the_number_of_steps_in_flight(depth: int, order: list[str]) ->
     core.add_request(make_message("a", 4, max_tokens=8, ignore_eos=True))
     run(core)
     assert executor_of(core).calls[:5] == order
+
+
+class MasksBeside(NoStructuredOutput):
+    """Their masks are done only after their step was launched; that of request "bad" fails in the second step."""
+
+    def __init__(self) -> None:
+        self.launched = threading.Event()
+        self.pool = ThreadPoolExecutor(1)
+
+    def begin_masks(self, step: SchedulerOutput, requests: Mapping[str, Request]) -> Future[GrammarMasks] | None:
+        self.launched.clear()
+        return self.pool.submit(self._masks, [each for each in ("bad",) if each in requests and step.step_id > 1])
+
+    def _masks(self, failing: list[str]) -> GrammarMasks:
+        assert self.launched.wait(10), "a step waits for its masks before it is launched"
+        return GrammarMasks({}, 1, b"", dict.fromkeys(failing, "too many states"))
+
+
+class LaunchingExecutor(ObservedExecutor):
+    masks: MasksBeside
+
+    def execute(self, step: SchedulerOutput) -> Any:
+        handle = super().execute(step)
+        self.masks.launched.set()
+        return handle
+
+
+def test_masks_are_made_while_their_step_computes_and_a_grammar_that_fails_is_its_requests_fault() -> None:
+    masks = MasksBeside()
+    core = make_core(executor_class=LaunchingExecutor, structured_output=masks)
+    core.executor.masks = masks  # type: ignore[attr-defined]
+    for name in ("good", "bad"):
+        core.add_request(make_message(name, 4, max_tokens=3))
+    found = run(core)
+    masks.pool.shutdown()
+    assert tokens_of(found["good"]) == [104, 105, 106]
+    last = found["bad"][-1]
+    assert (last.finish_reason, last.error, last.is_refused) == (FinishReason.ERROR, "too many states", True)
 
 
 @DEPTHS

@@ -88,6 +88,7 @@ def test_hostile_bytes_are_an_error(data: bytes) -> None:
         wire.decode_from_core(data)
 
 
-def test_what_msgpack_cannot_carry_is_refused_by_the_sender() -> None:
+@pytest.mark.parametrize("value", [object(), 2**64, -(2**63) - 1])
+def test_what_msgpack_cannot_carry_is_refused_by_the_sender(value: object) -> None:
     with pytest.raises(TypeError):
-        wire.encode(wire.Call(0, "collective_rpc", [object()]))
+        wire.encode(wire.Call(0, "collective_rpc", [value]))

@@ -10,6 +10,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -150,6 +151,32 @@ def test_answers_end_in_peace_when_there_is_time_and_new_ones_are_refused(start:
     assert soon(lambda: health(server) == (503, "stopping"))
     assert server.client.get("/metrics").status_code == 200
     assert server.complete().status_code == 503
+    stream.join(120)
+    assert (stream.text, stream.finish_reason, stream.error) == (whole_answer("A"), "length", None)
+    assert server.process.wait(END_TIMEOUT_S) == 0
+
+
+def test_answers_that_get_no_time_end_with_an_error(start: Callable[..., RunningServer]) -> None:
+    server = start(*SLOW)
+    server.wait_until_ready()
+    stream = Stream(server)
+    with ThreadPoolExecutor(1) as pool:
+        whole = pool.submit(server.complete, max_tokens=900, ignore_eos=True)
+        assert soon(lambda: server.metric("vllm:num_requests_running") == 2)
+        server.process.send_signal(signal.SIGTERM)
+        assert whole.result(60).status_code == 503
+    assert server.process.wait(END_TIMEOUT_S) == 0
+    stream.join(60)
+    assert stream.error["type"] == "server_error" and stream.finish_reason is None
+    assert "Traceback" not in server.log.read_text()
+
+
+def test_a_signal_to_every_process_at_once_lets_answers_end_too(start: Callable[..., RunningServer]) -> None:
+    """As systemd sends it."""
+    server = start(*SLOW, "--shutdown-timeout", "120")
+    server.wait_until_ready()
+    stream = Stream(server)
+    os.killpg(server.process.pid, signal.SIGTERM)
     stream.join(120)
     assert (stream.text, stream.finish_reason, stream.error) == (whole_answer("A"), "length", None)
     assert server.process.wait(END_TIMEOUT_S) == 0

@@ -33,6 +33,11 @@ def test_a_request_that_failed_in_the_engine_is_not_sent_again_by_itself() -> No
     assert failed_choice("the engine ended twice").headers == {"x-should-retry": "false"}
 
 
+def test_places_in_the_file_system_are_left_out_and_routes_are_not() -> None:
+    found = as_api_error(RequestError("use /v1/completions, not /root/model/secret.py or 0x7fffdeadbeef"))
+    assert found.message == "use /v1/completions, not ... or ..."
+
+
 def test_a_field_is_named_as_its_route_knows_it() -> None:
     error = RequestError("too long", param="prompt")
     params = [as_api_error(error, path).param for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses")]

@@ -160,6 +160,15 @@ def test_an_answer_can_be_held_to_a_shape(server: RunningServer) -> None:
         assert "".join(event["choices"][0]["delta"]["content"] for event in found) == content
 
 
+def test_tagged_parts_of_an_answer_are_a_format_too(server: RunningServer) -> None:
+    tag = {"structures": [{"begin": "H", "schema": {"const": 1}, "end": "z"}], "triggers": ["H"]}
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "A"}], "temperature": 0, "max_tokens": 30}
+    answer = server.client.post(CHAT, json={**body, "response_format": {"type": "structural_tag", **tag}}).json()
+    assert answer["choices"][0]["message"]["content"].startswith("BCDEFGH1z")
+    wrong = server.client.post(CHAT, json={**body, "response_format": {"type": "structural_tag", "structures": []}})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "structured_outputs")
+
+
 def test_harmless_forms_are_accepted(server: RunningServer) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     harmless: list[dict[str, Any]] = [

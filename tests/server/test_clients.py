@@ -87,6 +87,19 @@ def test_a_conversation_goes_on_with_the_result_of_a_call(client: openai.OpenAI)
     assert second.choices[0].message.content and not second.choices[0].message.tool_calls
 
 
+def test_openai_goes_on_from_the_summary_of_a_conversation(client: openai.OpenAI) -> None:
+    said: Any = [
+        {"role": "user", "content": "We agreed to launch on Tuesday, and to notify support first."},
+        {"role": "assistant", "content": "Understood: the launch is on Tuesday, and support is notified before."},
+    ]
+    compacted = client.responses.compact(model=MODEL, input=said)
+    *kept, summary = [item.to_dict(warnings=False) for item in compacted.output]
+    assert [item["role"] for item in kept] == ["user"] and summary["type"] == "compaction"
+    question: Any = [*kept, summary, {"role": "user", "content": "When do we launch?"}]
+    answer = client.responses.create(model=MODEL, input=question, max_output_tokens=40, temperature=0)
+    assert answer.output_text
+
+
 def test_anthropic_adds_up_streamed_calls(speaker: RunningServer) -> None:
     tool: Any = {"name": "weather", "description": "The weather.", "input_schema": CITY}
     choice: Any = {"type": "any", "disable_parallel_tool_use": True}

@@ -103,6 +103,13 @@ def test_echo_with_logprobs_names_each_token_once(server: RunningServer, stream:
     assert values[0] is None and values[1:] == pytest.approx([-5.45e-6] * 4, abs=1e-5)
 
 
+def test_echoed_tokens_that_are_parts_of_characters_have_their_places(server: RunningServer) -> None:
+    choice = choice_of(server, "\u00e9\N{LLAMA}", echo=True, max_tokens=4, logprobs=0)
+    assert choice["text"] == "\u00e9\N{LLAMA}\N{LLAMA}"
+    assert choice["logprobs"]["tokens"] == ["", "\u00e9", *["", "", "", "\N{LLAMA}"] * 2]
+    assert choice["logprobs"]["text_offset"] == [0, 0, 1, 1, 1, 1, 2, 2, 2, 2]
+
+
 def test_max_tokens_zero_scores_the_prompt(server: RunningServer) -> None:  # OA02
     answer = server.complete("ABX", echo=True, max_tokens=0, logprobs=1).json()
     (choice,) = answer["choices"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from octavo.frontend.llm import LLM
 from octavo.words.sampling_params import SamplingParams
-from tests.server.conftest import RunningServer
+from tests.server.conftest import MODEL, RunningServer
 from tests.server.test_completions import events
 
 NUM_CASES = 24
@@ -103,3 +104,56 @@ def test_stream_whole_and_offline_agree(server: RunningServer, offline: LLM, see
     expected = offline_answer(offline, prompt, fields)
     assert whole_answer(server, body) == expected, fields
     assert streamed_answer(server, body) == expected, fields
+
+
+# The other interfaces: a conversation of this model's is its texts, joined
+
+CONVERSATION_FIELDS = {"seed", "max_tokens", "temperature", "top_p", "top_k", "stop", "ignore_eos"}
+
+
+def chat_answers(server: RunningServer, prompt: str, fields: dict[str, Any]) -> tuple[Any, Any]:
+    """Whole, and from a stream."""
+    given = {**fields, "model": MODEL, "messages": [{"role": "user", "content": prompt}], "return_token_ids": True}
+    answer = server.client.post("/v1/chat/completions", json=given)
+    assert answer.status_code == 200, answer.text
+    whole = [
+        (each["message"]["content"], each["token_ids"], each["finish_reason"], each["stop_reason"])
+        for each in answer.json()["choices"]
+    ]
+    found: dict[int, list[Any]] = {}
+    for event in events(server, "/v1/chat/completions", given):
+        for each in event["choices"]:
+            known = found.setdefault(each["index"], ["", [], None, None])
+            known[0] += each["delta"].get("content") or ""
+            known[1] += each["token_ids"]
+            known[2], known[3] = each["finish_reason"], each.get("stop_reason")
+    return whole, [tuple(found[index]) for index in sorted(found)]
+
+
+def texts_of(server: RunningServer, path: str, body: dict[str, Any]) -> tuple[str, str]:
+    """The text of a response or a message, whole and from its stream."""
+    answer = server.client.post(path, json=body).json()
+    whole = answer["content"] if "content" in answer else answer["output"][0]["content"]
+    frames = server.client.post(path, json={**body, "stream": True}).text.split("\n\n")
+    deltas = [json.loads(frame.split("data: ")[1])["delta"] for frame in frames if "_delta\n" in frame]
+    deltas += [json.loads(frame.split("data: ")[1])["delta"] for frame in frames if "output_text.delta\n" in frame]
+    return whole[0]["text"], "".join(each if isinstance(each, str) else each.get("text", "") for each in deltas)
+
+
+@pytest.mark.parametrize("seed", range(100, 100 + NUM_CASES // 3))
+def test_every_interface_gives_the_same_answer(server: RunningServer, offline: LLM, seed: int) -> None:
+    prompt, fields = random_case(random.Random(seed))
+    fields.pop("logprobs", None)
+    expected = [choice[:4] for choice in offline_answer(offline, prompt, fields)]
+    whole, streamed = chat_answers(server, prompt, fields)
+    assert whole == streamed == expected, fields
+
+    shared = {name: value for name, value in fields.items() if name in CONVERSATION_FIELDS}
+    ((text, *_),) = offline_answer(offline, prompt, shared)
+    given = {name: value for name, value in shared.items() if name not in ("stop", "max_tokens")}
+    stops = [shared["stop"]] if isinstance(shared.get("stop"), str) else shared.get("stop")
+    messages = [{"role": "user", "content": prompt}]
+    message = {**given, "model": MODEL, "messages": messages, "max_tokens": shared["max_tokens"]}
+    response = {**given, "model": MODEL, "input": prompt, "max_output_tokens": shared["max_tokens"], "stop": stops}
+    assert texts_of(server, "/v1/messages", {**message, "stop_sequences": stops}) == (text, text), fields
+    assert texts_of(server, "/v1/responses", response) == (text, text), fields

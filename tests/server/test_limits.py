@@ -175,6 +175,7 @@ def test_development_routes_do_what_they_say(server: RunningServer) -> None:
         assert held.result(10)
     assert post("/pause", {"mode": "forever"}) == (400, "mode")
     assert post("/collective_rpc", {"method": "nothing"}) == (400, "method")
+    assert post("/collective_rpc", {"method": "nothing", "args": [2**70]}) == (400, "args")
     assert server.client.get("/server_info").json()["max_model_len"] > 0
 
 

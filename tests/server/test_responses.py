@@ -141,7 +141,7 @@ def test_a_conversation_is_made_shorter_and_goes_on_from_its_summary(client: ope
         ("/compact", {"input": []}, "input"),
         ("/compact", {"model": "nope"}, "model"),
         ("/compact", {"model": None}, "model"),
-        ("/compact", {"previous_response_id": "nope"}, "response_id"),
+        ("/compact", {"previous_response_id": "nope"}, "previous_response_id"),
         ("/compact", {"input": [{"role": "user", "content": 7}]}, "input"),
         ("/compact", {"input": "a" * 1020}, "input"),
         ("", {"input": [{"type": "compaction"}]}, "input"),

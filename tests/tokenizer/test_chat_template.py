@@ -188,7 +188,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("bomb", BOMBS)
-def test_a_template_cannot_run_for_long_nor_fill_the_memory(bomb: str) -> None:
+def test_a_template_cannot_run_for_long_nor_fill_the_memory(bomb: str) -> None:  # GG03
     template = ChatTemplate(BOMBS[bomb], max_seconds=0.3)
     begun = time.thread_time()
     with pytest.raises(RequestError, match="^chat template: "):

@@ -43,6 +43,11 @@ _READS = frozenset(
     )
 )
 _SHAPE = Tensor.shape.__get__
+_ATEN = torch.ops.aten
+_ALWAYS_VIEWS = frozenset(
+    (_ATEN.view.default, _ATEN.view.dtype, _ATEN.slice.Tensor, _ATEN.select.int, _ATEN.as_strided.default)
+)
+"""What makes views and never anything else, which need not be found out from what it made."""
 
 
 class Arena:
@@ -53,12 +58,12 @@ class Arena:
 
     def __init__(self, max_rows: int) -> None:
         self.max_rows = max_rows
-        self.buffers: list[np.ndarray] = []
+        self.buffers: dict[int, np.ndarray] = {}  # by address
         self._free: list[np.ndarray] = []
 
     @property
     def num_bytes(self) -> int:
-        return sum(buffer.nbytes for buffer in self.buffers)
+        return sum(buffer.nbytes for buffer in self.buffers.values())
 
     def take(self, bytes_per_row: int) -> Tensor:
         """Room for ``max_rows`` rows, as bytes; it is taken until the tensor and all its views are gone."""
@@ -66,7 +71,7 @@ class Arena:
         buffer = min((b for b in self._free if b.nbytes >= num_bytes), key=lambda b: b.nbytes, default=None)
         if buffer is None:
             buffer = _aligned(num_bytes)
-            self.buffers.append(buffer)
+            self.buffers[buffer.ctypes.data] = buffer
         else:
             self._free = [other for other in self._free if other is not buffer]
         loan = buffer[:]  # an object of its own, which the tensor's storage holds
@@ -283,14 +288,12 @@ class Recorder:
         return Rows(base, rows_per_token, tuple(value.shape[1:]), value.stride(), value.storage_offset())
 
     def _memory(self, storage: int) -> Tensor | None:
-        for buffer in self._arena.buffers:
-            if buffer.ctypes.data == storage:
-                return torch.from_numpy(buffer)
-        return self._token_arrays.get(storage)
+        buffer = self._arena.buffers.get(storage)
+        return self._token_arrays.get(storage) if buffer is None else torch.from_numpy(buffer)
 
     def _is_of_step(self, tensor: Tensor) -> bool:
         storage = _storage(tensor)
-        return storage in self._request_arrays or self._memory(storage) is not None
+        return any(storage in known for known in (self._arena.buffers, self._token_arrays, self._request_arrays))
 
     def _rows_per_token(self, num_rows: int) -> int:
         per_token, rest = divmod(num_rows, self._num_tokens)
@@ -390,6 +393,8 @@ def _place() -> str:
 
 
 def _is_view(func: Any, given: Any, result: Any) -> bool:
+    if func in _ALWAYS_VIEWS:
+        return True
     if func._schema.is_mutable:
         return False
     storages = {_storage(value) for value in tree_iter(given) if isinstance(value, Tensor)}

@@ -298,10 +298,10 @@ class _Answer:
     def _append(self, found: CompletionLogprobs, number: int, token_id: int, position: Position) -> None:
         offset = self._offsets.get(number, 0)
         if position is None:
-            name = self._names.prompt_text(token_id)
+            name = self._names.first_name(token_id)
             found.token_logprobs.append(None)
             found.top_logprobs.append(None)
-            length = len(self._llm.tokenizer.decode([token_id], skip_special_tokens=False))
+            length = len(self._names.first_text(token_id))
         else:
             chosen = position[token_id]
             name = self._names.name(token_id, chosen)

@@ -287,9 +287,14 @@ class TokenNames:
         """The token's text in its place (empty for one that leaves a character unfinished)."""
         return f"token_id:{token_id}" if self._as_ids else logprob.decoded_token or ""
 
-    def prompt_text(self, token_id: int) -> str:
-        """A token of which nothing but its id is known."""
-        return f"token_id:{token_id}" if self._as_ids else self._tokenizer.decode([token_id], skip_special_tokens=False)
+    def first_name(self, token_id: int) -> str:
+        """A prompt's first token, which has no log-probability."""
+        return f"token_id:{token_id}" if self._as_ids else self.first_text(token_id)
+
+    def first_text(self, token_id: int) -> str:
+        """The text that a text begins with by this token; none where it leaves a character unfinished."""
+        text = self._tokenizer.decode([token_id], skip_special_tokens=False)
+        return "" if text.endswith("\N{REPLACEMENT CHARACTER}") else text
 
     def raw(self, token_id: int) -> list[int]:
         """The token's bytes."""

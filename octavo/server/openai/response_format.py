@@ -53,4 +53,6 @@ def shape_of_format(given: Any, param: str) -> StructuredOutputParams | None:
         if schema is None:
             raise ApiError(400, f"{param}.json_schema needs a schema.", param=param)
         return as_shape({"json": schema}, param)
-    raise ApiError(400, f"{param}.type must be text, json_object or json_schema.", param=param)
+    if kind == "structural_tag":
+        return as_shape({"structural_tag": {key: value for key, value in given.items() if key != "type"}}, param)
+    raise ApiError(400, f"{param}.type must be text, json_object, json_schema or structural_tag.", param=param)

@@ -41,11 +41,11 @@ class ResponseStore:
             _, oldest = self._responses.popitem(last=False)
             self.num_bytes -= oldest.num_bytes
 
-    def get(self, response_id: str) -> StoredResponse:
-        """Raises ApiError 404 for one that is not (or no more) kept."""
+    def get(self, response_id: str, *, param: str = "response_id") -> StoredResponse:
+        """Raises ApiError 404, for what ``param`` names, for one that is not (or no more) kept."""
         if response_id not in self._responses:
             message = f"there is no response {response_id[:100]!r}; it may have been kept no longer."
-            raise ApiError(404, message, param="response_id", code="response_not_found")
+            raise ApiError(404, message, param=param, code="response_not_found")
         return self._responses[response_id]
 
     def remove(self, response_id: str) -> None:

@@ -106,7 +106,7 @@ class Responses:
     def _messages(self, body: ResponseRequest | CompactRequest) -> list[dict[str, Any]]:
         if body.previous_response_id is None:
             return messages_of(body.input)
-        earlier = self._store.get(body.previous_response_id).messages
+        earlier = self._store.get(body.previous_response_id, param="previous_response_id").messages
         is_all = isinstance(body, CompactRequest) and body.input is None
         return earlier if is_all else [*earlier, *messages_of(body.input)]
 

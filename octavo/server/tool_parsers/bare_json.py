@@ -105,3 +105,6 @@ class BareJsonParser:
     def _take_events(self) -> list[Event]:
         events, self._events = self._events, []
         return events
+
+
+LLAMA3_JSON = Llama3Json()

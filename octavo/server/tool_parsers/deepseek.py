@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from octavo.server.output_events import CallArguments, CallBegins, Content, Event, OutputParser
-from octavo.server.tool_parsers.bare_json import BareJsonParser
+from octavo.server.output_events import CallArguments, CallBegins, Content, Event
 from octavo.server.tool_parsers.open_rules import arguments_rules, marker, one_of, text_up_to, text_without
 from octavo.server.tool_parsers.scanning import JsonValue, MarkerFinder
-from octavo.server.tool_parsers.tool_format import Tool, bare_calls, quoted
+from octavo.server.tool_parsers.special_token_format import SpecialTokenFormat
+from octavo.server.tool_parsers.tool_format import Tool, quoted
 
 CALLS_BEGIN, CALLS_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 CALL_BEGIN, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
@@ -16,34 +16,6 @@ SEPARATOR = "<｜tool▁sep｜>"
 FENCED_KIND, FENCE_BEGIN, FENCE_END = "function", "\n```json\n", "\n```"
 MAX_HEAD = 512
 """Characters before the arguments; what goes on for longer is no call."""
-
-
-class DeepSeek:
-    name = "deepseek"
-    template_marks = (CALL_BEGIN,)
-    needs_special_tokens = True
-    reads_thoughts = False
-
-    def parser(self, *, forced: bool = False) -> OutputParser:
-        return BareJsonParser() if forced else DeepSeekParser()
-
-    def grammar(self, tools: Sequence[Tool], *, several: bool) -> str:
-        return bare_calls(tools, several=several)
-
-    def open_grammar(self, tools: Sequence[Tool], special: Mapping[str, int]) -> str | None:
-        begin, end, separator = (marker(text, special) for text in (CALL_BEGIN, CALL_END, SEPARATOR))
-        calls = []
-        for index, tool in enumerate(tools):
-            name, arguments = quoted(tool["name"]), f"arguments_{index}"
-            fenced = f"{name} {quoted(FENCE_BEGIN)} {arguments} {quoted(FENCE_END)}"
-            calls += [f"{name} {separator} {arguments}", f"{quoted(FENCED_KIND)} {separator} {fenced}"]
-        return (
-            f'start: TEXT | before {begin} call {end} ("\\n"? {begin} call {end})* {marker(CALLS_END, special)}\n'
-            + text_up_to("before", "TEXT", CALLS_BEGIN, special)
-            + text_without("TEXT", [CALLS_BEGIN, CALL_BEGIN])
-            + one_of("call", calls)
-            + arguments_rules(tools)
-        )
 
 
 class DeepSeekParser:
@@ -106,3 +78,22 @@ class DeepSeekParser:
         if self._value.is_over:
             self._state = self._between_calls
         return text[taken:]
+
+
+def _open_rules(tools: Sequence[Tool], special: Mapping[str, int]) -> str | None:
+    begin, end, separator = (marker(text, special) for text in (CALL_BEGIN, CALL_END, SEPARATOR))
+    calls = []
+    for index, tool in enumerate(tools):
+        name, arguments = quoted(tool["name"]), f"arguments_{index}"
+        fenced = f"{name} {quoted(FENCE_BEGIN)} {arguments} {quoted(FENCE_END)}"
+        calls += [f"{name} {separator} {arguments}", f"{quoted(FENCED_KIND)} {separator} {fenced}"]
+    return (
+        f'start: TEXT | before {begin} call {end} ("\\n"? {begin} call {end})* {marker(CALLS_END, special)}\n'
+        + text_up_to("before", "TEXT", CALLS_BEGIN, special)
+        + text_without("TEXT", [CALLS_BEGIN, CALL_BEGIN])
+        + one_of("call", calls)
+        + arguments_rules(tools)
+    )
+
+
+DEEPSEEK = SpecialTokenFormat("deepseek", (CALL_BEGIN,), DeepSeekParser, _open_rules)

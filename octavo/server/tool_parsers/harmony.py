@@ -14,13 +14,12 @@ from octavo.server.output_events import (
     CallBegins,
     Content,
     Event,
-    OutputParser,
     Reasoning,
 )
-from octavo.server.tool_parsers.bare_json import BareJsonParser
 from octavo.server.tool_parsers.open_rules import arguments_rules, in_regex, marker, one_of, text_without
 from octavo.server.tool_parsers.scanning import MarkerFinder
-from octavo.server.tool_parsers.tool_format import Tool, bare_calls
+from octavo.server.tool_parsers.special_token_format import SpecialTokenFormat
+from octavo.server.tool_parsers.tool_format import Tool
 
 CHANNEL, MESSAGE, START = "<|channel|>", "<|message|>", "<|start|>"
 CONSTRAIN = "<|constrain|>"
@@ -28,39 +27,6 @@ ENDS = ("<|end|>", "<|call|>", "<|return|>", START, CHANNEL)
 RECIPIENT = "to=functions."
 MAX_HEADER = 512
 """Characters of a header that are looked at."""
-
-
-class Harmony:
-    name = "harmony"
-    template_marks = (CHANNEL, MESSAGE)
-    needs_special_tokens = True
-    reads_thoughts = True
-
-    def parser(self, *, forced: bool = False) -> OutputParser:
-        return BareJsonParser() if forced else HarmonyParser()
-
-    def grammar(self, tools: Sequence[Tool], *, several: bool) -> str:
-        return bare_calls(tools, several=several)
-
-    def open_grammar(self, tools: Sequence[Tool], special: Mapping[str, int]) -> str | None:
-        """Messages; those to a tool hold its arguments. None in a vocabulary where the markup is text."""
-        if not {CHANNEL, CONSTRAIN, MESSAGE, START, "<|end|>"} <= set(special):
-            return None
-        channel, constrain, message, begin = (marker(each, special) for each in (CHANNEL, CONSTRAIN, MESSAGE, START))
-        ends = " | ".join(marker(each, special) for each in ("<|end|>", "<|call|>") if each in special)
-        kind = f"({constrain} WORDS?)? {message}"
-        calls = (
-            f"(WORDS? {channel} TO_{index} | TO_{index} {channel} WORDS) {kind} arguments_{index}"
-            for index in range(len(tools))
-        )
-        return (
-            f"start: (TEXT | message) (({ends}) {begin} message)*\n"
-            + one_of("message", [f"WORDS? {channel} WORDS {kind} TEXT?", *calls])
-            + "WORDS: /[a-z ]+/\n"
-            + "".join(f"TO_{i}: /[a-z ]*{in_regex(RECIPIENT + t['name'])}( [a-z ]*)?/\n" for i, t in enumerate(tools))
-            + text_without("TEXT", [*ENDS, MESSAGE])
-            + arguments_rules(tools)
-        )
 
 
 class HarmonyParser:
@@ -129,3 +95,27 @@ class HarmonyParser:
             self._kind = CallArguments
         else:
             self._kind = Reasoning if "analysis" in header else Content
+
+
+def _open_rules(tools: Sequence[Tool], special: Mapping[str, int]) -> str | None:
+    """Messages; those to a tool hold its arguments. None in a vocabulary where the markup is text."""
+    if not {CHANNEL, CONSTRAIN, MESSAGE, START, "<|end|>"} <= set(special):
+        return None
+    channel, constrain, message, begin = (marker(each, special) for each in (CHANNEL, CONSTRAIN, MESSAGE, START))
+    ends = " | ".join(marker(each, special) for each in ("<|end|>", "<|call|>") if each in special)
+    kind = f"({constrain} WORDS?)? {message}"
+    calls = (
+        f"(WORDS? {channel} TO_{index} | TO_{index} {channel} WORDS) {kind} arguments_{index}"
+        for index in range(len(tools))
+    )
+    return (
+        f"start: (TEXT | message) (({ends}) {begin} message)*\n"
+        + one_of("message", [f"WORDS? {channel} WORDS {kind} TEXT?", *calls])
+        + "WORDS: /[a-z ]+/\n"
+        + "".join(f"TO_{i}: /[a-z ]*{in_regex(RECIPIENT + t['name'])}( [a-z ]*)?/\n" for i, t in enumerate(tools))
+        + text_without("TEXT", [*ENDS, MESSAGE])
+        + arguments_rules(tools)
+    )
+
+
+HARMONY = SpecialTokenFormat("harmony", (CHANNEL, MESSAGE), HarmonyParser, _open_rules, reads_thoughts=True)

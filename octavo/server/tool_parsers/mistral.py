@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from octavo.server.output_events import CallArguments, CallBegins, Content, Event, OutputParser
-from octavo.server.tool_parsers.bare_json import BareJsonParser
+from octavo.server.output_events import CallArguments, CallBegins, Content, Event
 from octavo.server.tool_parsers.call_object import BLANK, CallObject
 from octavo.server.tool_parsers.open_rules import (
     arguments_rules,
@@ -16,38 +15,13 @@ from octavo.server.tool_parsers.open_rules import (
     text_without,
 )
 from octavo.server.tool_parsers.scanning import JsonValue, MarkerFinder
-from octavo.server.tool_parsers.tool_format import Tool, bare_calls, quoted
+from octavo.server.tool_parsers.special_token_format import SpecialTokenFormat
+from octavo.server.tool_parsers.tool_format import Tool, quoted
 
 TOOL_CALLS = "[TOOL_CALLS]"
 ARGS = "[ARGS]"
 MAX_NAME = 256
 """Characters between the marker and the arguments; what goes on for longer is no call."""
-
-
-class Mistral:
-    name = "mistral"
-    template_marks = (TOOL_CALLS,)
-    needs_special_tokens = True
-    reads_thoughts = False
-
-    def parser(self, *, forced: bool = False) -> OutputParser:
-        return BareJsonParser() if forced else MistralParser()
-
-    def grammar(self, tools: Sequence[Tool], *, several: bool) -> str:
-        return bare_calls(tools, several=several)
-
-    def open_grammar(self, tools: Sequence[Tool], special: Mapping[str, int]) -> str | None:
-        """By name only where the vocabulary has a token for that."""
-        mark, args = marker(TOOL_CALLS, special), marker(ARGS, special)
-        named = [f"{quoted(tool['name'])} {args} arguments_{index}" for index, tool in enumerate(tools)]
-        by_name = f" | named ({mark} named)*" if ARGS in special else ""
-        return (
-            f'start: TEXT | begin (" "? "[" object (", " object)* "]"{by_name})\n'
-            + text_up_to("begin", "TEXT", TOOL_CALLS, special)
-            + text_without("TEXT", [TOOL_CALLS])
-            + object_rules(tools)
-            + (one_of("named", named) + arguments_rules(tools) if by_name else "")
-        )
 
 
 class MistralParser:
@@ -139,3 +113,20 @@ class MistralParser:
     def _take_events(self) -> list[Event]:
         events, self._events = self._events, []
         return events
+
+
+def _open_rules(tools: Sequence[Tool], special: Mapping[str, int]) -> str | None:
+    """By name only where the vocabulary has a token for that."""
+    mark, args = marker(TOOL_CALLS, special), marker(ARGS, special)
+    named = [f"{quoted(tool['name'])} {args} arguments_{index}" for index, tool in enumerate(tools)]
+    by_name = f" | named ({mark} named)*" if ARGS in special else ""
+    return (
+        f'start: TEXT | begin (" "? "[" object (", " object)* "]"{by_name})\n'
+        + text_up_to("begin", "TEXT", TOOL_CALLS, special)
+        + text_without("TEXT", [TOOL_CALLS])
+        + object_rules(tools)
+        + (one_of("named", named) + arguments_rules(tools) if by_name else "")
+    )
+
+
+MISTRAL = SpecialTokenFormat("mistral", (TOOL_CALLS,), MistralParser, _open_rules)

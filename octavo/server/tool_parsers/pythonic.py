@@ -7,30 +7,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from octavo.server.output_events import CallArguments, CallBegins, Content, Event, OutputParser
-from octavo.server.tool_parsers.bare_json import BareJsonParser
+from octavo.server.output_events import CallArguments, CallBegins, Content, Event
 from octavo.server.tool_parsers.pythonic_rules import pythonic_rules
-from octavo.server.tool_parsers.tool_format import Tool, bare_calls
+from octavo.server.tool_parsers.special_token_format import SpecialTokenFormat
+from octavo.server.tool_parsers.tool_format import Tool
 
 MAX_CHARACTERS = 64 << 10
 """A longer answer is content: Python's own parser is used, and it should not be given books."""
 PYTHON_TAGS = ("<|python_start|>", "<|python_end|>", "<|python_tag|>")
-
-
-class Pythonic:
-    name = "pythonic"
-    template_marks = ("[func_name1(params_name1=params_value1",)
-    needs_special_tokens = True
-    reads_thoughts = False
-
-    def parser(self, *, forced: bool = False) -> OutputParser:
-        return BareJsonParser() if forced else PythonicParser()
-
-    def grammar(self, tools: Sequence[Tool], *, several: bool) -> str:
-        return bare_calls(tools, several=several)
-
-    def open_grammar(self, tools: Sequence[Tool], special: Mapping[str, int]) -> str | None:
-        return pythonic_rules(tools, PYTHON_TAGS[:2], special)
 
 
 class PythonicParser:
@@ -91,3 +75,10 @@ def _call(node: ast.expr) -> tuple[str, dict[str, Any]]:
     arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
     json.dumps(arguments)
     return ast.unparse(node.func), arguments
+
+
+def _open_rules(tools: Sequence[Tool], special: Mapping[str, int]) -> str | None:
+    return pythonic_rules(tools, PYTHON_TAGS[:2], special)
+
+
+PYTHONIC = SpecialTokenFormat("pythonic", ("[func_name1(params_name1=params_value1",), PythonicParser, _open_rules)

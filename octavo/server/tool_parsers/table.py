@@ -8,12 +8,12 @@ from octavo.words.errors import ConfigError
 
 _HOME = "octavo.server.tool_parsers."
 TOOL_FORMATS = {
-    "hermes": _HOME + "tagged_json:Hermes",
-    "mistral": _HOME + "mistral:Mistral",
-    "deepseek": _HOME + "deepseek:DeepSeek",
-    "harmony": _HOME + "harmony:Harmony",
-    "pythonic": _HOME + "pythonic:Pythonic",
-    "llama3_json": _HOME + "bare_json:Llama3Json",
+    "hermes": _HOME + "tagged_json:HERMES",
+    "mistral": _HOME + "mistral:MISTRAL",
+    "deepseek": _HOME + "deepseek:DEEPSEEK",
+    "harmony": _HOME + "harmony:HARMONY",
+    "pythonic": _HOME + "pythonic:PYTHONIC",
+    "llama3_json": _HOME + "bare_json:LLAMA3_JSON",
 }
 """Looked through in this order: the marks of the last are the least telling."""
 
@@ -22,7 +22,7 @@ def tool_format(name: str) -> ToolFormat:
     """Raises ConfigError for a name that is not in the table."""
     if name not in TOOL_FORMATS:
         raise ConfigError(f"tool_call_parser {name!r} is not known; there are {', '.join(TOOL_FORMATS)}.")
-    found: ToolFormat = resolve(TOOL_FORMATS[name])()
+    found: ToolFormat = resolve(TOOL_FORMATS[name])
     return found
 
 

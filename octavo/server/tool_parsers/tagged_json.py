@@ -99,3 +99,6 @@ class TaggedJsonParser:
 def _say(text: str, events: list[Event]) -> None:
     if text:
         events.append(Content(text))
+
+
+HERMES = Hermes()

@@ -1,6 +1,6 @@
 """How one family of models writes calls of tools: what a format must provide.
 
-To add one: a file with a class of this protocol and an entry in ``table.py``; the tests of all formats then run it.
+To add one: a file with an object of this protocol and an entry in ``table.py``; docs/tools.md says more.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from octavo.control.structured_output.backends.llguidance import LLGuidanceBackend, LLGuidanceGrammar
+from octavo.control.structured_output.backends.llguidance_end import MOST_MASKS
 from octavo.control.structured_output.closing import (
     LONGEST_END,
     LONGEST_TEXT,
@@ -157,7 +158,8 @@ def test_a_known_way_is_followed_where_it_leads_to_the_end() -> None:
     made = backend.compile(StructuredOutputParams(json=needs))
     alone = made.way_to_end([], 100)
     assert alone is not None and len(alone) > 40
-    assert backend.num_looks(lambda: made.copy().way_to_end([], 100)) == 1, "from the start it is known"
+    assert backend.num_looks(lambda: made.copy().way_to_end([], 100)) == 0, "from the start it is known"
+    assert made.way_to_end([], len(alone)) == alone and made.way_to_end([], len(alone) - 1) is None
     grammar = made.copy()
     assert grammar.accept(list(b'{"a":12,"b": 3'))
     for _ in range(2):
@@ -168,6 +170,22 @@ def test_a_known_way_is_followed_where_it_leads_to_the_end() -> None:
         ended = grammar.copy()
         assert ended.accept(way) and ended.is_complete
         assert grammar.accept(list(b"44"))
+
+
+def test_an_end_that_takes_many_masks_to_find_is_known_from_the_start_or_not_at_all() -> None:
+    names = [f"n{number}" for number in range(50)]
+    needs = {"type": "object", "properties": {n: {"type": "integer"} for n in names}, "required": names}
+    backend = CountingBackend()
+    either = {"anyOf": [needs, {"type": "array", "minItems": 200}]}
+    grammar = backend.compile(StructuredOutputParams(json=needs))
+    long_way = grammar.way_to_end([], LONGEST_END)
+    assert long_way is not None and len(long_way) > 2 * MOST_MASKS
+    assert grammar.accept(list(b'{"n0": 12'))
+    assert backend.num_looks(lambda: grammar.way_to_end([], LONGEST_END)) <= 3
+    grammar = backend.compile(StructuredOutputParams(json=either))
+    assert grammar.accept(list(b"[1"))
+    assert backend.num_looks(lambda: grammar.way_to_end([], LONGEST_END)) == MOST_MASKS
+    assert grammar.way_to_end([], LONGEST_END) is None
 
 
 def test_a_known_way_that_leads_nowhere_is_left_aside(backend: LLGuidanceBackend) -> None:

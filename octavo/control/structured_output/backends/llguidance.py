@@ -51,26 +51,28 @@ class LLGuidanceBackend:
         matcher = LLMatcher(self._tokenizer, grammar_text(params), log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise _refusal(params, matcher.get_error())
-        grammar = LLGuidanceGrammar(matcher, self._closer, self.num_mask_words)
-        if not params.is_json:
-            return grammar
-        known = grammar.way_to_end([], LONGEST_END)  # from the start, for all copies, on the thread that compiles
-        return LLGuidanceGrammar(matcher, self._closer, self.num_mask_words, known)
+        way = self._way_from_start(matcher) if params.is_json else None
+        return LLGuidanceGrammar(matcher, self._closer, self.num_mask_words, way)
+
+    def _way_from_start(self, matcher: LLMatcher) -> Way:
+        """For all copies of a grammar, on the thread that compiles it."""
+        return EndFinder(matcher.deep_copy(), self._closer(), self.num_mask_words).find(LONGEST_END, LONGEST_END)
 
 
 class LLGuidanceGrammar:
     """One matcher; ``closer`` is asked for what knows the vocabulary's JSON, where somebody needs it.
 
-    ``known_way`` leads from the start to JSON's end.
+    ``way_from_start`` leads to JSON's end; None where there is none of at most LONGEST_END tokens.
     """
 
     def __init__(
-        self, matcher: LLMatcher, closer: Callable[[], JsonCloser], num_mask_words: int, known_way: Way = None
+        self, matcher: LLMatcher, closer: Callable[[], JsonCloser], num_mask_words: int, way_from_start: Way
     ) -> None:
         self._matcher = matcher
         self._closer = closer
         self._num_mask_words = num_mask_words
-        self._known_way = known_way
+        self._way_from_start = way_from_start
+        self._is_at_start = True
 
     @property
     def error(self) -> str | None:
@@ -81,6 +83,7 @@ class LLGuidanceGrammar:
         return self._matcher.is_stopped()
 
     def accept(self, token_ids: Sequence[int]) -> bool:
+        self._is_at_start = False
         return self._matcher.consume_tokens(list(token_ids))
 
     def fill(self, rows: MaskRows, draft_token_ids: Sequence[int]) -> None:
@@ -97,14 +100,19 @@ class LLGuidanceGrammar:
         self._closer().narrow(row)
 
     def way_to_end(self, draft_token_ids: Sequence[int], most: int, known: Way = None) -> Way:
+        way = self._way_from_start
+        if self._is_at_start and not draft_token_ids:
+            return way if way is not None and len(way) <= most else None
         matcher = self._matcher.deep_copy()
         if matcher.try_consume_tokens(list(draft_token_ids)) < len(draft_token_ids):
             return []  # drafts that are not allowed: nothing follows them
-        known = known or self._known_way or ()
-        return EndFinder(matcher, self._closer(), self._num_mask_words, known).find(most)
+        return EndFinder(matcher, self._closer(), self._num_mask_words, known or way or ()).find(most)
 
     def copy(self) -> LLGuidanceGrammar:
-        return LLGuidanceGrammar(self._matcher.deep_copy(), self._closer, self._num_mask_words, self._known_way)
+        matcher, way = self._matcher.deep_copy(), self._way_from_start
+        copied = LLGuidanceGrammar(matcher, self._closer, self._num_mask_words, way)
+        copied._is_at_start = self._is_at_start
+        return copied
 
 
 def check_grammar(params: StructuredOutputParams) -> None:

@@ -9,6 +9,9 @@ from llguidance import LLMatcher
 
 from octavo.control.structured_output.closing import LONGEST_END, LONGEST_TEXT, JsonCloser
 
+MOST_MASKS = 64
+"""Made to find one end: some milliseconds, in which nobody in the batch gets a token."""
+
 
 class EndFinder:
     """Takes tokens with a ``matcher`` of its own, each such that the JSON ends soonest.
@@ -17,21 +20,21 @@ class EndFinder:
     the end, it is followed; and a text that may not end yet is gone through without masks.
     """
 
-    def __init__(self, matcher: LLMatcher, closer: JsonCloser, num_mask_words: int, known: Sequence[int]) -> None:
+    def __init__(self, matcher: LLMatcher, closer: JsonCloser, num_mask_words: int, known: Sequence[int] = ()) -> None:
         self._matcher = matcher
         self._closer = closer
         self._row = np.zeros(num_mask_words, dtype=np.int32)
         self._known = list(known)
         self._words, self._bits = np.divmod(np.array(self._known, dtype=np.int32), 32)
 
-    def find(self, most: int) -> list[int] | None:
-        """At most ``most`` tokens up to the end; None where it takes more."""
+    def find(self, most: int, most_masks: int = MOST_MASKS) -> list[int] | None:
+        """At most ``most`` tokens up to the end; None where it takes more, or more masks are needed to find it."""
         way: list[int] = []
-        while not self._matcher.is_stopped():
-            if len(way) >= most:
-                return None
+        for _ in range(most_masks):
+            if self._matcher.is_stopped() or len(way) >= most:
+                break
             way += self._onward()
-        return way if len(way) <= most else None
+        return way if self._matcher.is_stopped() and len(way) <= most else None
 
     def _onward(self) -> list[int]:
         """The next tokens, one or several, which the matcher then has taken."""
