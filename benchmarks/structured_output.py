@@ -3,7 +3,7 @@
     python benchmarks/structured_output.py [--model smollm2-135m] [--schemas FILE] [--streams 32] [--pairs 3]
 
 Masks are timed along instances of JSON schemas: those of FILE (a JSON object a line, with `schema` and `tests`), or
-three of its own; at every eighth token the soonest end is looked for too, as is done some 40 times where an answer
+three of its own; at every 32nd token the soonest end is looked for, as is done some 40 times where an answer
 comes near `max_tokens`. The delay is that of a request whose grammar is cached beside one without a constraint; the
 throughput is tokens per second of streams that write a long array of objects, beside the same streams
 unconstrained; both in turns (A B A B), medians. Bars: the 99th percentile of a mask 1 ms, the delay 5 ms, 0.85 of the
@@ -18,13 +18,14 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from octavo import LLM, SamplingParams, StructuredOutputParams
-from octavo.control.structured_output.backends.llguidance import LLGuidanceBackend
+from octavo.control.structured_output.backends.llguidance import LLGuidanceBackend, LLGuidanceGrammar
 from octavo.control.structured_output.closing import LONGEST_END
 from octavo.words.errors import RequestError
 
@@ -55,11 +56,10 @@ def schemas(path: Path | None) -> Instances:
         yield line["schema"], [test["data"] for test in line["tests"] if test["valid"]]
 
 
-def mask_times(llm: LLM, given: Instances) -> tuple[list[float], list[float]]:
-    """Seconds of every mask along the instances, each text walked token by token, and of finding the soonest end."""
+def walked(llm: LLM, given: Instances) -> Iterator[tuple[LLGuidanceGrammar, int]]:
+    """The grammar of each schema before every token of its instances, and the token's number."""
     tokenizer = llm.get_tokenizer()
     backend = LLGuidanceBackend(tokenizer, [tokenizer.eos_token_id])
-    row, found, ends = np.zeros((1, backend.num_mask_words), dtype=np.int32), [], []
     for schema, instances in given:
         try:
             made = backend.compile(StructuredOutputParams(json=json.dumps(schema)))
@@ -68,12 +68,24 @@ def mask_times(llm: LLM, given: Instances) -> tuple[list[float], list[float]]:
         for instance in instances:
             grammar = made.copy()
             for number, token_id in enumerate(tokenizer.encode(json.dumps(instance), add_special_tokens=False)):
-                found.append(_timed(lambda grammar=grammar: grammar.fill(row, [])))
-                if number % 8 == 7:
-                    ends.append(_timed(lambda grammar=grammar: grammar.way_to_end([], LONGEST_END)))
+                yield grammar, number
                 if not grammar.accept([token_id]):
                     break
-    return found, ends
+
+
+def mask_times(llm: LLM, given: Instances) -> list[float]:
+    """Seconds of every mask along the instances."""
+    row = np.zeros((1, (llm.get_tokenizer().num_text_tokens + 31) // 32), dtype=np.int32)
+    return [_timed(partial(grammar.fill, row, [])) for grammar, _ in walked(llm, given)]
+
+
+def end_times(llm: LLM, given: Instances) -> list[float]:
+    """Seconds of finding the soonest end, at every 32nd token of the instances."""
+    return [
+        _timed(partial(grammar.way_to_end, [], LONGEST_END))
+        for grammar, number in walked(llm, given)
+        if number % 32 == 16
+    ]
 
 
 def _timed(work: Callable[[], object]) -> float:
@@ -107,7 +119,7 @@ def in_turns(
 
 def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     with LLM(arguments.model, max_num_seqs=arguments.streams, enable_prefix_caching=False) as llm:
-        masks, ends = mask_times(llm, schemas(arguments.schemas))
+        masks, ends = (times(llm, schemas(arguments.schemas)) for times in (mask_times, end_times))
         free, held = in_turns(llm, 1, 1, 10 * arguments.pairs, arguments.closing_tokens)
         plain, constrained = in_turns(
             llm, arguments.streams, arguments.tokens, arguments.pairs, arguments.closing_tokens

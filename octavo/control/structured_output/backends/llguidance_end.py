@@ -9,7 +9,7 @@ from llguidance import LLMatcher
 
 from octavo.control.structured_output.closing import LONGEST_END, LONGEST_TEXT, JsonCloser
 
-MOST_MASKS = 128
+MOST_MASKS = 64
 """Made to find one end: some milliseconds, in which nobody in the batch gets a token."""
 
 
