@@ -131,6 +131,18 @@ def test_a_row_is_bitwise_the_same_among_any_rows_and_with_any_threads(name: str
                 assert torch.equal(packed.project(x[first : first + num_rows]), alone[first : first + num_rows])
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("name", [*NATIVE_FORMATS, "int8"])
+def test_no_number_of_rows_changes_a_bit_of_one(name: str, isa: str) -> None:
+    """However rows are shared out among the tiles of a kernel, over more groups than are unpacked at once."""
+    x = inputs(70, 768)
+    source = float_rows(inputs(17, 768)) if name == "int8" else StoredRows(name, random_blocks(name, 17, 768))
+    packed = pack_quantized(open_native(1, isa), [(name, source)], 768, None, x.dtype)
+    alone = torch.cat([packed.project(row) for row in x.split(1)])
+    for num_rows in range(2, len(x) + 1):
+        assert torch.equal(packed.project(x[:num_rows]), alone[:num_rows]), num_rows
+
+
 @pytest.mark.parametrize("out_features", [576, 960, 1000, 3072])
 def test_panels_are_shared_out_evenly_among_any_threads_and_none_is_left_out(out_features: int) -> None:
     source, x = float_rows(inputs(out_features, 576)), inputs(65, 576)
