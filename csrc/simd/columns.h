@@ -1,7 +1,6 @@
 // The sixteen columns of a quantised panel as one value of each instruction set: bytes, integer dot products and floats.
 //
-// What a new instruction set gives is Bytes with `dot_of_group`, the exact integer sums; all else is a few conversions. One
-// of few registers may give `dot_of_stored` too, of up to 6 bits and kStoredRows rows at a time; 0: it has none.
+// What a new instruction set gives is Bytes with `dot_of_group`, the exact integer sums; all else is a few conversions.
 #pragma once
 
 #include "simd/quantized.h"
@@ -208,53 +207,7 @@ OCTAVO_INLINE void dot_of_group(const Bytes (&weights)[8], const HalfScales&, co
     }
 }
 
-// Nothing that is computed before moves behind, nor the other way round; the compiler would, and run out of registers.
-OCTAVO_INLINE void keep_order(__m256i (&pair)[2]) { __asm__ volatile("" : "+x"(pair[0]), "+x"(pair[1])); }
-OCTAVO_INLINE void keep_order() { __asm__ volatile("" ::: "memory"); }
-// As many as there are registers for the sums of, where weights are read from memory a step at a time.
-inline constexpr int kStoredRows = 6;
-
-// As dot_steps, a step's weights read once for all rows.
-template <int kRows>
-OCTAVO_INLINE void dot_stored_steps(const Bytes (&weights)[8], const ActivationGroup* x, int begin, int end,
-                                    __m256i (&sums)[kRows][2]) {
-#pragma GCC unroll 8
-    for (int s = begin; s < end; ++s) {
-#pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) {
-            const __m256i input = broadcast4(x[r].values + 4 * s);
-            for (int i = 0; i < 2; ++i) {
-                sums[r][i] = _mm256_add_epi16(sums[r][i], _mm256_maddubs_epi16(weights[s].v[i], input));
-            }
-            keep_order(sums[r]);
-        }
-    }
-}
-
-template <int kBits, int kOffset, int kRows>
-OCTAVO_INLINE void dot_of_stored(const Bytes (&weights)[8], const HalfScales& scales, const ActivationGroup* x,
-                                 Sums (&out)[kRows]) {
-    constexpr int kSteps = kBits == 6 || (kBits == 5 && kOffset == 0) ? 4 : 8;
-    const __m256i ones = _mm256_set1_epi16(1);
-    keep_order();
-#pragma GCC unroll 2
-    for (int s = 0; s < 8; s += kSteps) {
-        __m256i sums[kRows][2];
-        start<kOffset>(x, s == 0, s + kSteps == 8, sums);
-        dot_stored_steps(weights, x, s, s + kSteps, sums);
-#pragma GCC unroll 8
-        for (int r = 0; r < kRows; ++r) {
-            for (int i = 0; i < 2; ++i) {
-                const __m256i wide = _mm256_madd_epi16(sums[r][i], kBits == 6 ? scales.v[s / 4][i] : ones);
-                out[r].v[i] = s == 0 ? wide : _mm256_add_epi32(out[r].v[i], wide);
-            }
-        }
-    }
-}
-
 #elif OCTAVO_ISA_avx512
-
-inline constexpr int kStoredRows = 0;
 
 struct Columns {
     __m512 v;
@@ -354,8 +307,6 @@ OCTAVO_INLINE void dot_of_group(const Bytes (&weights)[8], const HalfScales& sca
 }
 
 #else
-
-inline constexpr int kStoredRows = 0;
 
 struct Columns {
     float v[16];

@@ -1,8 +1,6 @@
 // Kernels of quantised weights: integer sums of a group at a time, and a float accumulator for each row and column.
 #include "simd/quantized.h"
 
-#include <utility>
-
 #include "simd/columns.h"
 #include "simd/lanes.h"
 #include "simd/quantize_group.h"
@@ -12,7 +10,6 @@ namespace {
 
 constexpr int kMaxRows = 4;              // of integer sums in registers
 constexpr std::size_t kRowsAtOnce = 64;  // whose accumulators stay in the first-level cache
-constexpr std::size_t kGroupsAtOnce = 16;  // that are unpacked for all rows, in that cache too: whole blocks
 constexpr std::size_t kAhead = 2048;     // bytes: past what the hardware fetches by itself, and where it stops at a page's end
 
 // A group of a panel as its kernels want it.
@@ -127,73 +124,6 @@ OCTAVO_INLINE void accumulate_rows(const Group<kFormat>& group, const Activation
     }
 }
 
-// A group that is unpacked once for many rows.
-template <WeightFormat kFormat>
-struct StoredGroup {
-    Bytes weights[8];
-    Columns scale, minimum;
-    HalfScales half_scales;
-
-    OCTAVO_INLINE void store(const Group<kFormat>& group) {
-        for (int s = 0; s < 8; ++s) weights[s] = group.weights[s];
-        if constexpr (layout_of(kFormat).scales != Scales::column) scale = group.scale;
-        if constexpr (layout_of(kFormat).has_minimum()) minimum = group.minimum;
-        if constexpr (layout_of(kFormat).scales == Scales::block_of_halves) half_scales = group.half_scales;
-    }
-};
-
-// Some groups of a few rows.
-template <WeightFormat kFormat, int kRows>
-void accumulate_stored(const StoredGroup<kFormat>* groups, std::size_t num_groups, const ActivationGroup* x,
-                       std::size_t x_stride, float (*totals)[16]) {
-    constexpr PanelLayout kLayout = layout_of(kFormat);
-    for (const auto* group = groups; group != groups + num_groups; ++group, x += x_stride) {
-        Sums sums[kRows];
-        dot_of_stored<kLayout.bits, kLayout.offset>(group->weights, group->half_scales, x, sums);
-        add_scaled<kFormat, kRows>(sums, group->scale, group->minimum, x, totals);
-    }
-}
-
-template <WeightFormat kFormat>
-using AccumulateStored = void (*)(const StoredGroup<kFormat>*, std::size_t, const ActivationGroup*, std::size_t, float (*)[16]);
-
-// By the number of rows less one.
-template <WeightFormat kFormat, int... kRows>
-constexpr AccumulateStored<kFormat> of_rows(std::size_t rows, std::integer_sequence<int, kRows...>) {
-    constexpr AccumulateStored<kFormat> kFunctions[] = {accumulate_stored<kFormat, kRows + 1>...};
-    return kFunctions[rows - 1];
-}
-
-// Rows in tiles that differ by one at most: a last one of few would waste what it reads.
-template <WeightFormat kFormat, int kMost = kStoredRows>
-void accumulate_tiles(const StoredGroup<kFormat>* groups, std::size_t num_groups, const ActivationGroup* x,
-                      std::size_t x_stride, std::size_t num_rows, float (*totals)[16]) {
-    for (std::size_t tiles = (num_rows + kMost - 1) / kMost; tiles > 0; --tiles) {
-        const std::size_t rows = (num_rows + tiles - 1) / tiles;
-        of_rows<kFormat>(rows, std::make_integer_sequence<int, kMost>())(groups, num_groups, x, x_stride, totals);
-        x += rows;
-        totals += rows;
-        num_rows -= rows;
-    }
-}
-
-template <WeightFormat kFormat>
-void accumulate_panel(const QuantizedTask& task, const char* block, const ActivationGroup* x, std::size_t num_rows,
-                      float (*totals)[16]) {
-    constexpr PanelLayout kLayout = layout_of(kFormat);
-    StoredGroup<kFormat> groups[kGroupsAtOnce];
-    for (std::size_t first = 0, count; first < task.num_groups; first += count) {
-        for (count = 0; count < kGroupsAtOnce && first + count < task.num_groups; block += kLayout.block_bytes()) {
-            for (std::size_t i = 0; i < kLayout.groups_of_block(); ++i) {
-                const char* group = block + kLayout.block_header() + i * kLayout.group_bytes();
-                fetch_ahead<kFormat>(group);
-                groups[count++].store({block, group});
-            }
-        }
-        accumulate_tiles<kFormat>(groups, count, x + first * task.x_stride, task.x_stride, num_rows, totals);
-    }
-}
-
 OCTAVO_INLINE void store(float* out, const float* values, std::size_t count) {
     for (std::size_t i = 0; i < count; ++i) out[i] = values[i];
 }
@@ -224,12 +154,6 @@ void panel_times_rows(const QuantizedTask& task, std::size_t panel_number, std::
     float totals[kRowsAtOnce][16];
     for (std::size_t r = 0; r < num_rows; ++r) Columns::zero().store(totals[r]);
     const char* block = panel + kLayout.panel_header();
-    if constexpr (kStoredRows > 0 && kLayout.bits < 8) {  // eight are bound by their products
-        if (num_rows > kMaxRows) {
-            accumulate_panel<kFormat>(task, block, x, num_rows, totals);
-            return finish<kFormat, Out>(task, panel, panel_number * kQuantizedColumns, row, num_rows, totals);
-        }
-    }
     for (std::size_t g = 0; g < task.num_groups; g += kLayout.groups_of_block(), block += kLayout.block_bytes()) {
         for (std::size_t i = 0; i < kLayout.groups_of_block(); ++i) {
             const char* group = block + kLayout.block_header() + i * kLayout.group_bytes();
