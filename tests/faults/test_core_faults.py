@@ -185,7 +185,7 @@ def test_a_single_stream_outlives_a_device_that_is_gone(folder: Path) -> None:
 
 def test_without_restarts_every_stream_is_told_at_once(folder: Path) -> None:
     """Case CO01, the classic behaviour."""
-    llm = start(folder, on_engine_death="exit")
+    llm = start(folder, on_engine_death="exit", max_burst_ms=0)  # no stream ends before the core does
     core = supervisor_of(llm)
 
     async def ask() -> list[BaseException | list[Any]]:

@@ -29,9 +29,9 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=40)
 @pytest.fixture(scope="module")
 def llm(succ: Path) -> Iterator[LLM]:
     extension = "tests.engine.counting_extension:CountingExtension"
-    with LLM(
-        str(succ), **SMALL, max_model_len=256, block_size=16, multiprocess=True, worker_extension_cls=extension
-    ) as llm:
+    # A profile has the parts of each step.
+    options = {"max_model_len": 256, "block_size": 16, "max_burst_ms": 0, "worker_extension_cls": extension}
+    with LLM(str(succ), **SMALL, **options, multiprocess=True) as llm:
         yield llm
 
 

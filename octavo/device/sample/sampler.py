@@ -34,7 +34,7 @@ from octavo.device.sample.thinking_budget import ThinkingBudget
 from octavo.device.sample.verification import ExactMatch, Verification
 from octavo.words.beam_search import num_candidates
 from octavo.words.errors import RequestError
-from octavo.words.messages import LogprobsRow, NewRequestData
+from octavo.words.messages import LogprobsRow, NewRequestData, ResolvedSampling
 from octavo.words.sampling_params import SamplingParams
 
 
@@ -69,26 +69,38 @@ def builtin_processors(
 
 
 OF_A_DRAW = frozenset(
-    ("temperature", "top_p", "top_k", "min_p", "seed", "n", "max_tokens", "ignore_eos", "stop", "stop_token_ids")
-    + (
-        "include_stop_str_in_output",
-        "repetition_detection",
-        "prompt_logprobs",
-        "extra_args",
+    {
         "detokenize",
+        "extra_args",
+        "ignore_eos",
+        "include_stop_str_in_output",
+        "max_tokens",
+        "min_p",
+        "n",
         "output_kind",
-    )
-    + ("skip_special_tokens", "spaces_between_special_tokens")
+        "prompt_logprobs",
+        "repetition_detection",
+        "seed",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+        "stop",
+        "stop_token_ids",
+        "temperature",
+        "top_k",
+        "top_p",
+    }
 )
 """Parameters that are nothing to the logits of a token after the prompt, or a part of ``choices``."""
 
 DEFAULTS = SamplingParams()
 
 
-def is_only_drawn(params: SamplingParams) -> bool:
+def is_only_drawn(sampling: ResolvedSampling) -> bool:
     """Whether a request's tokens are drawn from the model's own logits, and nothing but the tokens is asked."""
+    params = sampling.params
     others = (name for name in params.__struct_fields__ if name not in OF_A_DRAW)
-    return all(getattr(params, name) == getattr(DEFAULTS, name) for name in others)
+    is_plain = all(getattr(params, name) == getattr(DEFAULTS, name) for name in others)
+    return is_plain and not sampling.bad_words_token_ids
 
 
 class Sampler:
@@ -126,7 +138,7 @@ class Sampler:
         """Take the parameters of the request that now owns the slot."""
         sampling, params = request.sampling, request.sampling.params
         self.num_text_tokens[slot] = sampling.num_text_tokens
-        self._only_draws[slot] = not self._has_own_processors and is_only_drawn(params)
+        self._only_draws[slot] = not self._has_own_processors and is_only_drawn(sampling)
         mine = self.choices[slot]
         mine["seed"], mine["choice_index"], mine["purpose"] = sampling.seed, sampling.choice_index, Purpose.TOKEN
         mine["temperature"] = 0.0 if params.is_greedy else params.temperature
