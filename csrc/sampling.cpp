@@ -274,6 +274,20 @@ bool is_usable(const SamplingKernels& kernels, float* logits, std::size_t size, 
     return std::isfinite(kernels.largest(logits, size));
 }
 
+// take(r, its choice) for each row.
+template <class Take>
+std::vector<std::int64_t> take_tokens(ThreadPool& pool, const RowChoice* choices, const std::vector<std::int64_t>& slots,
+                                      const std::vector<std::int64_t>& positions, const Take& take) {
+    sampler_counter.add();
+    std::vector<std::int64_t> tokens(slots.size());
+    pool.run(slots.size(), [&](std::size_t r, int) {
+        RowChoice choice = choices[slots[r]];
+        choice.position = positions[r];
+        tokens[r] = take(r, choice);
+    });
+    return tokens;
+}
+
 // ---- Masks ----
 
 bool mask_row(const SamplingKernels& kernels, float* logits, std::size_t vocab_size, const std::uint32_t* bits,
@@ -313,34 +327,23 @@ std::vector<std::int64_t> choose_tokens(ThreadPool& pool, float* logits, std::si
                                         const std::vector<std::int64_t>& slots,
                                         const std::vector<std::int64_t>& positions, bool keep) {
     if (slots.size() != positions.size()) throw std::invalid_argument("each row has a slot and a position");
-    sampler_counter.add();
     const SamplingKernels& kernels = kKernels.active();
-    std::vector<std::int64_t> tokens(slots.size());
-    pool.run(slots.size(), [&](std::size_t r, int) {
-        RowChoice choice = choices[slots[r]];
-        choice.position = positions[r];
-        tokens[r] = static_cast<std::int64_t>(choose(kernels, logits + r * vocab_size, vocab_size, choice, keep));
+    return take_tokens(pool, choices, slots, positions, [&](std::size_t r, const RowChoice& choice) {
+        return static_cast<std::int64_t>(choose(kernels, logits + r * vocab_size, vocab_size, choice, keep));
     });
-    return tokens;
 }
 
 std::vector<std::int64_t> choose_usable_tokens(ThreadPool& pool, float* logits, std::size_t vocab_size,
                                                const RowChoice* choices, const std::int64_t* num_text_tokens,
                                                const std::vector<std::int64_t>& slots,
                                                const std::vector<std::int64_t>& positions) {
-    sampler_counter.add();
     const SamplingKernels& kernels = kKernels.active();
-    std::vector<std::int64_t> tokens(slots.size());
-    pool.run(slots.size(), [&](std::size_t r, int) {
+    return take_tokens(pool, choices, slots, positions, [&](std::size_t r, const RowChoice& choice) {
         float* row = logits + r * vocab_size;
-        RowChoice choice = choices[slots[r]];
-        choice.position = positions[r];
         const auto num_text = std::min(static_cast<std::size_t>(num_text_tokens[slots[r]]), vocab_size);
-        tokens[r] = is_usable(kernels, row, vocab_size, num_text)
-                        ? static_cast<std::int64_t>(choose(kernels, row, vocab_size, choice, false))
-                        : -1;
+        if (!is_usable(kernels, row, vocab_size, num_text)) return std::int64_t{-1};
+        return static_cast<std::int64_t>(choose(kernels, row, vocab_size, choice, false));
     });
-    return tokens;
 }
 
 void log_probabilities(ThreadPool& pool, const LogprobsCall& call) {

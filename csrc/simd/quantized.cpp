@@ -84,11 +84,12 @@ OCTAVO_INLINE void fetch_ahead(const char* group) {
     for (std::size_t i = 0; i < layout_of(kFormat).group_bytes(); i += 64) __builtin_prefetch(group + kAhead + i);
 }
 
-// The integer sums of a few rows and a group, times its scales, onto the totals.
+// One group of a few rows.
 template <WeightFormat kFormat, int kRows>
-OCTAVO_INLINE void add_scaled(const Sums (&sums)[kRows], const Columns& weight_scale, const Columns& minimum,
-                              const ActivationGroup* x, float (*totals)[16]) {
+OCTAVO_INLINE void accumulate(const Group<kFormat>& group, const ActivationGroup* x, float (*totals)[16]) {
     constexpr PanelLayout kLayout = layout_of(kFormat);
+    Sums sums[kRows];
+    dot_of_group<kLayout.bits, kLayout.offset>(group.weights, group.half_scales, x, sums);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
         const Columns t = to_float(sums[r]), scale = Columns::broadcast(x[r].scale);
@@ -96,20 +97,11 @@ OCTAVO_INLINE void add_scaled(const Sums (&sums)[kRows], const Columns& weight_s
         if constexpr (kLayout.scales == Scales::column) {
             total = fma(t, scale, total);
         } else {
-            total = fma(t * scale, weight_scale, total);
+            total = fma(t * scale, group.scale, total);
         }
-        if constexpr (kLayout.has_minimum()) total = fma(minimum, Columns::broadcast(x[r].sum), total);
+        if constexpr (kLayout.has_minimum()) total = fma(group.minimum, Columns::broadcast(x[r].sum), total);
         total.store(totals[r]);
     }
-}
-
-// One group of a few rows.
-template <WeightFormat kFormat, int kRows>
-OCTAVO_INLINE void accumulate(const Group<kFormat>& group, const ActivationGroup* x, float (*totals)[16]) {
-    constexpr PanelLayout kLayout = layout_of(kFormat);
-    Sums sums[kRows];
-    dot_of_group<kLayout.bits, kLayout.offset>(group.weights, group.half_scales, x, sums);
-    add_scaled<kFormat, kRows>(sums, group.scale, group.minimum, x, totals);
 }
 
 template <WeightFormat kFormat>

@@ -110,7 +110,7 @@ class Request:
         self.is_rewritten = False
 
         self.eos_token_ids = frozenset(message.sampling.eos_token_ids)
-        self.end_token_ids = self.eos_token_ids.union(message.sampling.params.stop_token_ids or ())
+        self.end_token_ids = message.sampling.end_token_ids
         """Ids that end the request once min_tokens are there: end of sequence and stop ids."""
 
         self.block_hashes: list[bytes] = []

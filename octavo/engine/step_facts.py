@@ -19,12 +19,12 @@ def sampling_facts(planned: SchedulerOutput, done: ModelRunnerOutput) -> dict[st
     """What a step turned out to be: its number, its runs of the model, and the rows each of them gave logits for."""
     return {
         "step": done.step_id,
-        "logit_rows": num_logit_rows(planned, done),
+        "logit_rows": _num_logit_rows(planned, done),
         "num_steps": done.num_decode_steps,
     }
 
 
-def num_logit_rows(planned: SchedulerOutput, done: ModelRunnerOutput) -> int:
+def _num_logit_rows(planned: SchedulerOutput, done: ModelRunnerOutput) -> int:
     """Rows a step computed logits for: one per sampled request, and one per draft it verified."""
     drafts = planned.draft_token_ids
     rows = zip(done.request_ids, done.sampled_token_ids, strict=True)

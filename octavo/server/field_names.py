@@ -16,6 +16,7 @@ _RESPONSE = {
     "max_tokens": "max_output_tokens",
 }
 _POOLING = {"prompt_token_ids": "input", "prompt": "input"}
+_OF_A_TASK = {**_POOLING, "task": "model"}
 _PAIRS: Mapping[str, str | None] = {"prompt": None, "task": "model"}  # which of its texts is wrong is not known
 
 _FIELDS: Mapping[str, Mapping[str, str | None]] = {
@@ -23,9 +24,9 @@ _FIELDS: Mapping[str, Mapping[str, str | None]] = {
     "/v1/chat/completions": _CHAT,
     "/v1/responses": _RESPONSE,
     "/v1/responses/compact": _RESPONSE,
-    "/v1/embeddings": {**_POOLING, "task": "model"},
+    "/v1/embeddings": _OF_A_TASK,
     "/pooling": _POOLING,
-    "/classify": {**_POOLING, "task": "model"},
+    "/classify": _OF_A_TASK,
     **dict.fromkeys(("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"), _PAIRS),
 }
 

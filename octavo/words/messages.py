@@ -60,6 +60,11 @@ class ResolvedSampling(msgspec.Struct, array_like=True, frozen=True, kw_only=Tru
     pooling: PoolingParams | None = None
     thinking: Thinking | None = None
 
+    @property
+    def end_token_ids(self) -> frozenset[int]:
+        """All ids that end the request: ``eos_token_ids`` and ``stop_token_ids``."""
+        return frozenset(self.eos_token_ids).union(self.params.stop_token_ids or ())
+
 
 class EngineCoreRequest(msgspec.Struct, array_like=True, kw_only=True):
     """One choice of one user request, ready for the core.

@@ -114,16 +114,23 @@ class RunningServer:
                 os.killpg(self.process.pid, signal.SIGKILL)
 
 
-@pytest.fixture(scope="session")
-def server(succ: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A ready server, in a Python that skips asserts: no check may be one (SE10). Tests leave it as they found it."""
-    log = tmp_path_factory.mktemp("server") / "log"
-    server = RunningServer(succ, log, "--disable-access-log", "--enable-prompt-embeds", optimised=True)
+@contextlib.contextmanager
+def serving(model: Path | str, log: Path, *options: str, **settings: Any) -> Iterator[RunningServer]:
+    """A server from when it is ready to its end."""
+    server = RunningServer(model, log, *options, **settings)
     try:
         server.wait_until_ready()
         yield server
     finally:
         server.stop()
+
+
+@pytest.fixture(scope="session")
+def server(succ: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A ready server, in a Python that skips asserts: no check may be one (SE10). Tests leave it as they found it."""
+    log = tmp_path_factory.mktemp("server") / "log"
+    with serving(succ, log, "--disable-access-log", "--enable-prompt-embeds", optimised=True) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -148,9 +155,5 @@ def tool_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningSer
         "--chat-template", str(folder / "template.jinja"), "--served-model-name", names,
         "--max-model-len", "4096",
     )  # fmt: skip
-    server = RunningServer(make_succ(folder / "succ", second_after=ENDS_STRINGS), folder / "log", *options)
-    try:
-        server.wait_until_ready()
+    with serving(make_succ(folder / "succ", second_after=ENDS_STRINGS), folder / "log", *options) as server:
         yield server
-    finally:
-        server.stop()

@@ -17,7 +17,7 @@ from octavo.config.server import ServeConfig
 from octavo.server.adapters import folder_below, parse_modules
 from octavo.server.api_error import ApiError
 from octavo.words.errors import ConfigError
-from tests.server.conftest import MODEL, RunningServer
+from tests.server.conftest import MODEL, RunningServer, serving
 from tests.tiny_adapters import save_tiny_adapter
 
 PROMPT = "ABCDEFGHIJ"
@@ -43,11 +43,9 @@ def root(succ: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def adapted(succ: Path, root: Path) -> Iterator[RunningServer]:
     modules = f"one={root / 'one'}"
     flags = ("--enable-lora", "--max-loras", "2", "--lora-folder", str(root), "--lora-modules", modules)
-    running = RunningServer(succ, root.parent / "server.log", *flags)
-    running.wait_until_ready()
-    yield running
-    assert running.is_alive() and running.becomes_idle()
-    running.stop()
+    with serving(succ, root.parent / "server.log", *flags) as running:
+        yield running
+        assert running.is_alive() and running.becomes_idle()
 
 
 def load(server: RunningServer, name: Any, path: Any, **more: Any) -> httpx.Response:

@@ -22,7 +22,7 @@ from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from octavo.checkpoint.catalogue import models_dir
-from tests.server.conftest import CITY, MODEL, RunningServer
+from tests.server.conftest import CITY, MODEL, RunningServer, serving
 
 REAL_MODEL = "qwen2.5-coder-0.5b"
 QUESTION = "What is the weather in Rome?"
@@ -43,12 +43,8 @@ def speaker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     if not (models_dir() / REAL_MODEL).is_dir():
         pytest.skip(f"{REAL_MODEL} is not in the model cache")
     room = ("--max-model-len", "2048", "--kv-cache-memory-bytes", "256MiB")
-    server = RunningServer(REAL_MODEL, tmp_path_factory.mktemp("speaker") / "log", *room)
-    try:
-        server.wait_until_ready()
+    with serving(REAL_MODEL, tmp_path_factory.mktemp("speaker") / "log", *room) as server:
         yield server
-    finally:
-        server.stop()
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.server.conftest import RunningServer
+from tests.server.conftest import RunningServer, serving
 from tests.server.test_completions import events
 from tests.waiting import soon
 
@@ -29,12 +29,8 @@ LIMITS = (
 
 @pytest.fixture(scope="module")
 def server(succ: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    server = RunningServer(succ, tmp_path_factory.mktemp("limits") / "log", *LIMITS)
-    try:
-        server.wait_until_ready()
+    with serving(succ, tmp_path_factory.mktemp("limits") / "log", *LIMITS) as server:
         yield server
-    finally:
-        server.stop()
 
 
 @contextmanager

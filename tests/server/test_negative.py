@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.server.conftest import MODEL, RunningServer
+from tests.server.conftest import MODEL, RunningServer, serving
 
 COMPLETIONS = "/v1/completions"
 ERROR_KEYS = {"message", "type", "param", "code"}
@@ -312,13 +312,9 @@ def test_a_template_that_fails_is_a_400_with_its_words(tool_server: RunningServe
 
 
 def test_a_prompt_that_can_never_fit_is_told_so_and_delays_nobody(succ: Path, tmp_path: Path) -> None:  # PC05
-    server = RunningServer(succ, tmp_path / "log", "--block-size", "16", "--num-gpu-blocks-override", "41")
-    try:
-        server.wait_until_ready()
+    with serving(succ, tmp_path / "log", "--block-size", "16", "--num-gpu-blocks-override", "41") as server:
         answer = server.complete("A" * 900, max_tokens=4)
         assert answer.status_code == 400 and "640" in answer.json()["error"]["message"], answer.text
         assert server.complete("ABCD", max_tokens=1).status_code == 200
         assert server.complete([65] * 639, max_tokens=1, ignore_eos=True).status_code == 200
         assert server.complete([65] * 640, max_tokens=1, ignore_eos=True).status_code == 400
-    finally:
-        server.stop()

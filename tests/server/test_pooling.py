@@ -16,7 +16,7 @@ import psutil
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tests.server.conftest import MODEL, RunningServer
+from tests.server.conftest import MODEL, RunningServer, serving
 from tests.tiny_encoders import make_encoder
 from tests.waiting import soon
 
@@ -36,23 +36,15 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]
     folder = tmp_path_factory.mktemp("encoder")
     model = make_encoder(folder / "bert")
     break_embedding_of(model, "runs")
-    server = RunningServer(model, folder / "log", "--max-model-len", "48", "--max-num-queued-reqs", "1")
-    try:
-        server.wait_until_ready()
+    with serving(model, folder / "log", "--max-model-len", "48", "--max-num-queued-reqs", "1") as server:
         yield server
-    finally:
-        server.stop()
 
 
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("classifier")
-    server = RunningServer(make_encoder(folder / "bert", num_labels=1), folder / "log", "--max-model-len", "48")
-    try:
-        server.wait_until_ready()
+    with serving(make_encoder(folder / "bert", num_labels=1), folder / "log", "--max-model-len", "48") as server:
         yield server
-    finally:
-        server.stop()
 
 
 def post(server: RunningServer, path: str, **fields: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.server.conftest import CITY, MODEL, RunningServer
+from tests.server.conftest import CITY, MODEL, RunningServer, serving
 from tests.waiting import soon
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -35,12 +35,8 @@ PERSON = {
 def server(real_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = tmp_path_factory.mktemp("real")
     (folder / "template.jinja").write_text(TEMPLATE)
-    server = RunningServer(real_model, folder / "log", *ROOM, "--chat-template", str(folder / "template.jinja"))
-    try:
-        server.wait_until_ready()
+    with serving(real_model, folder / "log", *ROOM, "--chat-template", str(folder / "template.jinja")) as server:
         yield server
-    finally:
-        server.stop()
 
 
 def written(server: RunningServer, text: str, **fields: Any) -> str:
@@ -129,14 +125,10 @@ def test_speculation_changes_no_answer_that_is_held_to_a_schema(
     (expected,) = server.client.post(CHAT, json=body).json()["choices"]
     template = str(server.log.parent / "template.jinja")
     options = ("--speculative-method", "ngram", "--no-adaptive-speculation")
-    other = RunningServer(real_model, tmp_path / "log", *ROOM, *options, "--chat-template", template)
-    try:
-        other.wait_until_ready()
+    with serving(real_model, tmp_path / "log", *ROOM, *options, "--chat-template", template) as other:
         (found,) = other.client.post(CHAT, json=body).json()["choices"]
         assert found["message"]["content"] == expected["message"]["content"]
         jsonschema.validate(json.loads(found["message"]["content"]), PERSON)
         assert other.metric("vllm:spec_decode_num_draft_tokens_total") > 0
         deltas = [event["choices"][0]["delta"].get("content") or "" for event in streamed(other, CHAT, body)]
         assert "".join(deltas) == expected["message"]["content"]
-    finally:
-        other.stop()

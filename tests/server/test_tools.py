@@ -16,7 +16,7 @@ from octavo.server.dialect import AnswerPlan, Dialect
 from octavo.server.tool_use import tool_use
 from octavo.words.sampling_params import SamplingParams
 from octavo.words.structured_outputs import StructuredOutputParams
-from tests.server.conftest import CALL, CITY, MODEL, TOOL_TEMPLATE, RunningServer, written
+from tests.server.conftest import CALL, CITY, MODEL, TOOL_TEMPLATE, RunningServer, serving, written
 
 CHAT = "/v1/chat/completions"
 WEATHER: Any = {"type": "function", "function": {"name": "weather", "parameters": CITY}}
@@ -233,12 +233,8 @@ def test_openai_client_parses_calls_and_formats(client: openai.OpenAI) -> None:
 
 
 def test_a_template_without_a_place_for_tools_is_told_of(succ: Path, tmp_path: Path) -> None:
-    server = RunningServer(succ, tmp_path / "log", "--reasoning-parser", "deepseek_r1")
-    try:
-        server.wait_until_ready()
+    with serving(succ, tmp_path / "log", "--reasoning-parser", "deepseek_r1") as server:
         answer = server.client.post(CHAT, json=body_of())
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
         assert "chat template" in answer.json()["error"]["message"]
         assert both(server, tools=None, max_tokens=2)[:2] == ("BC", None)
-    finally:
-        server.stop()

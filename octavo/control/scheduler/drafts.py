@@ -22,7 +22,6 @@ STEPS_BETWEEN_PROBES = 16
 MOST_VAIN_PROBES = 4
 """Each probe that guesses wrong doubles the steps before the next one, up to so many times."""
 
-
 MORE_PER_RIGHT = 2
 """A request begins with one draft, and gets so many more for each that was right lately: where guesses are wrong, they
 have cost little by the time that is known."""

@@ -194,7 +194,7 @@ class MinTokens:
 
     def add(self, slot: int, request: NewRequestData) -> None:
         params = request.sampling.params
-        end_ids = sorted({*request.sampling.eos_token_ids, *(params.stop_token_ids or ())})
+        end_ids = sorted(request.sampling.end_token_ids)
         if params.min_tokens and end_ids:
             minimum = len(request.prompt_token_ids) + params.min_tokens
             self._minimums.add(slot, _Minimum(minimum, torch.tensor(end_ids)))

@@ -144,8 +144,7 @@ class Sampler:
         mine["temperature"] = 0.0 if params.is_greedy else params.temperature
         mine["top_k"], mine["top_p"], mine["min_p"] = params.top_k, params.top_p, params.min_p
         if params.beam_search is not None:
-            num_end_ids = len({*sampling.eos_token_ids, *(params.stop_token_ids or ())})
-            self._num_candidates[slot] = num_candidates(params.beam_search.width, num_end_ids)
+            self._num_candidates[slot] = num_candidates(params.beam_search.width, len(sampling.end_token_ids))
         elif params.logprobs is not None:
             self._num_logprobs[slot] = params.logprobs
         for processor in self._processors:

@@ -23,8 +23,7 @@ class EndIds:
         self.ids: npt.NDArray[np.int32] = np.full((max_num_requests, MOST_END_IDS), NO_ID, dtype=np.int32)
 
     def add(self, slot: int, request: NewRequestData) -> None:
-        sampling = request.sampling
-        ids = sorted({*sampling.eos_token_ids, *(sampling.params.stop_token_ids or ())})[:MOST_END_IDS]
+        ids = sorted(request.sampling.end_token_ids)[:MOST_END_IDS]
         self.ids[slot] = ids + [NO_ID] * (MOST_END_IDS - len(ids))
 
     def remove(self, slot: int) -> None:

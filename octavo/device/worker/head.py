@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
@@ -17,7 +17,6 @@ from octavo.device.sample.sampler import Sampler, SamplerOutput
 from octavo.device.spec_decode.drafter import Drafter, NoDrafter, SaidTokens
 from octavo.device.spec_decode.verify import num_right
 from octavo.device.worker.decode_loop import DecodeLoop, NoDecodeLoop
-from octavo.device.worker.end_ids import EndIds
 from octavo.device.worker.graphs import StepGraphs
 from octavo.device.worker.input_batch import InputBatch
 from octavo.device.worker.request_table import RequestTable
@@ -25,18 +24,17 @@ from octavo.words.messages import GrammarMasks, LogprobsRow, ModelRunnerOutput
 
 
 class Head(Protocol):
-    """Finishes a step: samples, verifies drafts and guesses new ones (SamplingHead), or pools."""
+    """Finishes a step: samples, verifies drafts and guesses new ones (SamplingHead), or pools.
+
+    ``loop`` takes the steps after one that was finished.
+    """
+
+    loop: DecodeLoop
 
     def finish(
         self, hidden: Tensor, batch: InputBatch, table: RequestTable, grammar_masks: GrammarMasks | None
     ) -> ModelRunnerOutput:
         """hidden: [T, hidden_size], the batch's tokens. Appends the tokens it makes to the table."""
-        ...
-
-    def decode_on(
-        self, batch: InputBatch, table: RequestTable, end_ids: EndIds, going: Sequence[bool], num_steps: int
-    ) -> list[list[int]] | None:
-        """Take the steps after one that was finished, as ``DecodeLoop.run``."""
         ...
 
     def counters(self) -> dict[str, int]:
@@ -60,7 +58,7 @@ class SamplingHead:
         drafter: Drafter | None = None,
         loop: DecodeLoop | None = None,
     ) -> None:
-        self.decode_on = (loop or NoDecodeLoop()).run
+        self.loop: DecodeLoop = loop or NoDecodeLoop()
         self._drafter = drafter or NoDrafter()
         self._graphs = graphs
         self._sampler = sampler

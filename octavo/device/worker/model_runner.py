@@ -192,7 +192,7 @@ class ModelRunner:
 
     def _decode_at_once(self, batch: InputBatch, progress: BurstProgress, num_steps: int) -> bool:
         with self.spans.span("decode loop"):
-            token_ids = self.head.decode_on(batch, self._table, self._end_ids, progress.going, num_steps)
+            token_ids = self.head.loop.run(batch, self._table, self._end_ids, progress.going, num_steps)
         if token_ids is None:
             return False
         num_run = max(map(len, token_ids))

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
 from octavo.device.sample.pooling import pool
-from octavo.device.worker.end_ids import EndIds
+from octavo.device.worker.decode_loop import DecodeLoop, NoDecodeLoop
 from octavo.device.worker.input_batch import InputBatch
 from octavo.device.worker.request_table import RequestTable
 from octavo.words.messages import GrammarMasks, ModelRunnerOutput, NewRequestData
@@ -23,6 +21,7 @@ class PoolingHead:
     """Pools each request whose tokens are all computed; keeps what was asked by slot of the request table."""
 
     def __init__(self, model: nn.Module, pooling: PoolingFacts | None, *, num_labels: int) -> None:
+        self.loop: DecodeLoop = NoDecodeLoop()
         self._pooling = pooling or LAST_TOKEN
         self._classifier = model if num_labels else None
         self._params: dict[int, PoolingParams] = {}
@@ -53,11 +52,6 @@ class PoolingHead:
             pooled=pooled,
             failed=failed,
         )
-
-    def decode_on(
-        self, batch: InputBatch, table: RequestTable, end_ids: EndIds, going: Sequence[bool], num_steps: int
-    ) -> list[list[int]] | None:
-        return None
 
     def counters(self) -> dict[str, int]:
         return {}

@@ -17,7 +17,7 @@ from octavo.server.api_error import ApiError, as_api_error
 from octavo.server.context import ServerContext
 from octavo.server.conversation import conversation_ids, text_size
 from octavo.server.dialect import AnswerPlan
-from octavo.server.openai.compaction import REQUEST, CompactRequest, compacted, summary_request
+from octavo.server.openai.compaction import CompactRequest, compacted, summary_request
 from octavo.server.openai.generation import check_stops
 from octavo.server.openai.response_format import asked_shape
 from octavo.server.openai.response_input import messages_of
@@ -68,7 +68,8 @@ class Responses:
         """Answer with a shorter conversation."""
         body = await self._context.bodies.read(request, CompactRequest)
         messages = self._messages(body)
-        answer = await self._begin(summary_request(body), [*messages, *messages_of(REQUEST)])
+        asked = summary_request(body)
+        answer = await self._begin(asked, [*messages, *messages_of(asked.input)])
         whole = await unless_gone(request, answer.whole())
         return json_response(compacted(messages, answer.message["content"], whole))
 
