@@ -1,7 +1,7 @@
 """A model's linear layers and attention alone, each held against the ceilings of the machine in the same run.
 
-Weights and keys are cold. The ceiling of a call is the longer of two times: its operations at the peak of the multiply
-unit, and its bytes at read bandwidth.
+Each runs as in a captured step, weights and keys cold. The ceiling of a call is the longer of two times: its operations
+at the peak of the multiply unit, and its bytes at read bandwidth.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class KernelBench:
     def linears(self, rows: Sequence[int]) -> Iterator[dict[str, Any]]:
         for layer in self._ask("linears"):
             if self._only in layer["name"]:
-                for num_rows in rows:
-                    seconds = self._ask("time_linear", layer["name"], num_rows, self._repeats)
+                times = self._ask("time_linear", layer["name"], rows, self._repeats)
+                for num_rows, seconds in zip(rows, times, strict=True):
                     operations = 2 * num_rows * layer["k"] * layer["n"]
                     case = {**layer, "rows": num_rows, "us_per_row": 1e6 * statistics.median(seconds) / num_rows}
                     yield case | self._figures(seconds, operations, layer["bytes"])

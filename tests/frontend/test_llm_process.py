@@ -189,3 +189,17 @@ with LLM(sys.argv[1], multiprocess=True, max_model_len=64, num_threads=1) as llm
 def test_the_background_core_opens_no_internet_socket(succ: Path, tmp_path: Path) -> None:
     result = run_script(tmp_path, CORE_SOCKETS, str(succ))
     assert (result.returncode, result.stdout) == (0, "[]\n"), result.stderr
+
+
+def test_an_engine_with_nothing_to_do_uses_no_cpu(llm: LLM) -> None:
+    llm.generate(["A"], GREEDY, use_tqdm=False)
+    processes = [psutil.Process(), *psutil.Process().children(recursive=True)]
+    assert len(processes) > 1
+
+    def cpu_seconds() -> float:
+        return sum(sum(process.cpu_times()[:2]) for process in processes)
+
+    time.sleep(0.1)
+    before = cpu_seconds()
+    time.sleep(0.5)
+    assert cpu_seconds() - before <= 0.1

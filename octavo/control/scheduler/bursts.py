@@ -31,16 +31,16 @@ class DecodeBursts:
         self.num_bursts = self.num_steps = 0
         self._kv_cache = kv_cache
         self._step_times = step_times
-        self._most_steps = 1 if limits.num_draft_tokens else min(MOST_STEPS, limits.max_num_batched_tokens)
+        self._most_steps = min(MOST_STEPS, limits.max_num_batched_tokens)
         self._read_seconds = limits.max_burst_seconds
         self._unread_seconds = max(limits.max_burst_seconds, limits.max_step_seconds / 2 or math.inf)
 
-    def extend(self, step: StepBuilder) -> None:
-        """Make a decided step a burst, if it can be one."""
+    def extend(self, step: StepBuilder, most_steps: int) -> None:
+        """Make a decided step a burst of at most so many, if it can be one."""
         requests = step.granted
         if not self._read_seconds or not step.is_of_single_tokens or not all(map(_goes_on_alone, requests)):
             return
-        num_steps = min(self._steps_in_time(requests), min(map(_steps_left, requests)))
+        num_steps = min(self._steps_in_time(requests), min(map(_steps_left, requests)), most_steps)
         while num_steps > 1 and self._blocks_lacking(requests, num_steps - 1) > self._kv_cache.num_free_blocks:
             num_steps //= 2
         if num_steps > 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from octavo.control.request import Request
+from octavo.control.request import NEVER, Request
 from octavo.control.scheduler.limits import SchedulerLimits
 from octavo.control.scheduler.step_builder import StepBuilder, StepLoad
 from octavo.control.scheduler.step_time import KEPT_PER_STEP, MOST_SURPRISE, StepTimeModel
@@ -29,6 +29,10 @@ have cost little by the time that is known."""
 LEAST_GAIN = 1.05
 """Drafts must promise this many times the tokens per second: of guesses about as good as none, the lucky ones look
 best, and would be tried for nothing."""
+
+
+TRIED_OF_NONE = 0.2
+"""What it weighs beside a wrong draft that there was no guess: it has cost a burst."""
 
 
 class DraftCounts:
@@ -68,6 +72,11 @@ class DraftCounts:
         self._tried = KEPT_OF_ALL * self._tried + num_tried
         self._right = KEPT_OF_ALL * self._right + num_accepted_tokens
 
+    def observe_none(self, request: Request) -> None:
+        """Drafts were asked for, and there was no guess."""
+        request.num_tried_drafts += TRIED_OF_NONE
+        request.num_vain_probes += 1
+
     def share_of_right(self, request: Request) -> float:
         """How likely a draft after right ones is right."""
         prior = FIRST_TRIED * (FIRST_RIGHT + self._right) / (FIRST_TRIED + self._tried)
@@ -80,6 +89,9 @@ class DraftLimit(Protocol):
     def __call__(self, step: StepBuilder) -> dict[str, int]:
         """The most for each of the step's requests; none for those that are left out."""
 
+    def steps_without(self, step: StepBuilder) -> int:
+        """How many decode steps, a step without drafts included, may follow each other before it is asked again."""
+
     def observe(self, load: StepLoad, draft_seconds: float) -> None:
         """Guessing after a step with this load took so long."""
 
@@ -89,6 +101,9 @@ class NoDrafts:
 
     def __call__(self, step: StepBuilder) -> dict[str, int]:
         return {}
+
+    def steps_without(self, step: StepBuilder) -> int:
+        return NEVER
 
     def observe(self, load: StepLoad, draft_seconds: float) -> None:
         pass
@@ -103,6 +118,9 @@ class AllDrafts:
     def __call__(self, step: StepBuilder) -> dict[str, int]:
         most = {request.request_id: min(self._num_tokens, _room(request)) for request in step.granted}
         return {request_id: number for request_id, number in most.items() if number > 0}
+
+    def steps_without(self, step: StepBuilder) -> int:
+        return 1
 
     def observe(self, load: StepLoad, draft_seconds: float) -> None:
         pass
@@ -167,6 +185,13 @@ class AdaptiveDrafts:
             seconds = min(seconds, MOST_SURPRISE * known)
             self._guess_seconds = KEPT_PER_STEP * known + (1 - KEPT_PER_STEP) * seconds
 
+    def steps_without(self, step: StepBuilder) -> int:
+        return min((self._steps_before_probe(request) for request in step.granted if _room(request) > 0), default=NEVER)
+
+    def _steps_before_probe(self, request: Request) -> int:
+        wait = STEPS_BETWEEN_PROBES << min(request.num_vain_probes // self._steps_of_a_probe, MOST_VAIN_PROBES)
+        return wait - request.num_steps_without_drafts
+
     def _costs(self) -> DraftCosts:
         fixed, per_token = self._step_times.decode_coefficients()
         num_streams = max(self._num_streams(), 1)
@@ -181,8 +206,7 @@ class AdaptiveDrafts:
             request.num_steps_without_drafts = request.num_vain_probes = 0
             return number
         request.num_steps_without_drafts += 1
-        wait = STEPS_BETWEEN_PROBES << min(request.num_vain_probes // self._steps_of_a_probe, MOST_VAIN_PROBES)
-        more = request.num_steps_without_drafts - wait
+        more = -self._steps_before_probe(request)
         if more >= self._steps_of_a_probe - 1:
             request.num_steps_without_drafts = 0
         return 1 if more >= 0 else 0

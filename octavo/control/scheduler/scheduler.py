@@ -217,9 +217,10 @@ class Scheduler:
         for request in step.admitted:
             self._roster.join_running(request)
         step.block_copies = self._beam_searches.take_block_copies()
-        self._bursts.extend(step)
+        num_drafts = self._limit_drafts(step)
+        self._bursts.extend(step, 1 if num_drafts else self._limit_drafts.steps_without(step))
         self._loads[step.step_id] = step.load
-        return step.build(self._roster.take_finished_ids(), self._limit_drafts(step))
+        return step.build(self._roster.take_finished_ids(), num_drafts)
 
     def _schedule_running(self, step: StepBuilder) -> None:
         kv_cache, num_lookahead, running = self.kv_cache, self.limits.num_lookahead_tokens, self._roster.running

@@ -91,6 +91,7 @@ class StepBuilder:
         for request, known, block_ids in zip(self.granted, self._cached, new_block_ids, strict=True):
             request.num_computed_tokens += num_steps - 1
             request.num_output_placeholders += num_steps - 1
+            request.num_steps_without_drafts += num_steps - 1
             known.new_block_ids = tuple([*a, *b] for a, b in zip(known.new_block_ids, block_ids, strict=True))
 
     def _tell_all(self, request: Request, num_tokens: int, block_ids: tuple[list[int], ...]) -> None:

@@ -67,7 +67,7 @@ class KVCache:
         self._pages: list[Tensor] = []
         self.layers: dict[str, Tensor] = {}
         for tensor in config.tensors:
-            memory = _untouched(tensor.size_bytes)
+            memory = untouched(tensor.size_bytes)
             self._pages.append(memory.view(config.num_blocks, -1))
             for name in tensor.layer_names:
                 self.layers[name] = _layer_view(memory, group_of[name], config.num_blocks)
@@ -86,7 +86,7 @@ class KVCache:
                 pages[list(block_ids)] = 0
 
 
-def _untouched(num_bytes: int) -> Tensor:
+def untouched(num_bytes: int) -> Tensor:
     """Zeros that take no memory before they are written to; from then on in huge pages, where the system gives them.
 
     Attention reads whole blocks here and there, and with small pages it waits for their addresses too.

@@ -140,6 +140,29 @@ def test_one_draft_is_tried_now_and_then_and_right_ones_bring_the_others_back(on
     assert machine.num_drafts(request) > 1
 
 
+def test_where_no_guess_is_found_nobody_is_asked_for_one_any_more() -> None:
+    machine = Machine(1.0, 0.2)
+    request = machine.request(steps=0)
+    num_asked = 0
+    while machine.num_drafts(request) and num_asked < 99:
+        machine.counts.observe_none(request)
+        num_asked += 1
+    assert 8 < num_asked < 99
+    steps_left = machine.limit.steps_without(step_with(request))
+    assert [machine.num_drafts(request) for _ in range(steps_left)] == [0] * (steps_left - 1) + [1]
+
+
+def test_steps_may_follow_each_other_up_to_the_next_try_of_any_request() -> None:
+    machine = Machine(1.0, 0.5)
+    one, other, ending = (machine.request(num_right=0) for _ in range(3))
+    one.num_vain_probes = other.num_vain_probes = 0
+    one.num_steps_without_drafts, other.num_steps_without_drafts = 2, 5
+    ending.num_steps_without_drafts, ending.max_total_tokens = STEPS_BETWEEN_PROBES, 2
+    assert machine.limit.steps_without(step_with(one, other, ending)) == STEPS_BETWEEN_PROBES - 5
+    assert machine.limit.steps_without(step_with(ending)) > 1_000
+    assert AllDrafts(4).steps_without(step_with(one)) == 1
+
+
 def test_tries_in_vain_become_rarer_to_a_bound() -> None:
     machine = Machine(1.0, 0.5)
     request = machine.request(num_right=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ from octavo.device.platform.detect import detect_caps
 from octavo.device.worker.build import build_empty_model, build_kernels
 from octavo.device.worker.memory import parameter_bytes
 from octavo.plan.planner import make_plan
+from tests.checkpoint.gguf_bytes import Info
+from tests.checkpoint.test_facts import gguf_facts
 from tests.device.models.paged import PagedRun, load_tiny_model
 from tests.tiny_models import ARCHITECTURES, VOCAB_SIZE, save_tiny_model
 
@@ -150,6 +153,22 @@ def test_types_without_kernels_become_q8_0_and_floats_stay_dense() -> None:
     torch.testing.assert_close(mixed[6:], weight.flip(0), rtol=0, atol=weight.abs().max().item() / 200)
 
 
+def test_a_real_file_takes_little_more_memory_than_on_disk(smollm2: str) -> None:
+    """Rows of rotary tables aside, which are no weights of the file."""
+    stored = sum(tensor.nbytes for tensor in resolve_model(smollm2).gguf.tensors.values())
+    assert 0.95 * stored <= parameter_bytes(loaded(smollm2, None)) <= 1.05 * stored
+
+
+def test_types_without_kernels_are_told_when_the_model_is_built(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    facts = gguf_facts(tmp_path, [Info("blk.0.ffn_down.weight", (256, 64), bytes(64 * 84), kind=10)])
+    plan = make_plan(config_from_kwargs(model=str(tmp_path / "m.gguf")), facts, detect_caps("cpu"))
+    with caplog.at_level(logging.INFO, "octavo"):
+        build_empty_model(plan, facts, build_kernels(plan))
+    assert "Q2_K, for which there are no kernels, as Q8_0" in caplog.text
+
+
 @contextmanager
 def anonymous_growth() -> Iterator[Callable[[], int]]:
     """Bytes by which the process's anonymous memory was ever above what it was at the start, sampled."""
@@ -175,7 +194,7 @@ def anonymous_bytes() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:")) * 1024
 
 
-@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("quantization", [None, "int8", "none"])
 def test_loading_takes_little_more_memory_than_the_packed_weights(smollm2: str, quantization: str | None) -> None:
     checkpoint = resolve_model(smollm2)
     load_weights(empty_model(smollm2, quantization), checkpoint)  # what is allocated once is there now

@@ -180,9 +180,11 @@ def test_the_largest_numbers_do_not_overflow(name: str, isa: str) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_what_is_not_finite_stays_in_its_row_and_is_seen(dtype: torch.dtype, isa: str) -> None:
-    rows, x = random_blocks("Q4_1", 40, 256), inputs(8, 256, dtype)
-    packed = pack("Q4_1", rows, 256, isa=isa, dtype=dtype)
+@pytest.mark.parametrize("name", [*NATIVE_FORMATS, "int8"])
+def test_what_is_not_finite_stays_in_its_row_and_is_seen(name: str, dtype: torch.dtype, isa: str) -> None:
+    x = inputs(8, 256, dtype)
+    source = float_rows(inputs(40, 256)) if name == "int8" else StoredRows(name, random_blocks(name, 40, 256))
+    packed = pack_quantized(open_native(2, isa), [(name, source)], 256, None, dtype)
     expected = packed.project(x)
     x[3, 200], x[5, 0], x[6, 31] = float("nan"), float("inf"), float("-inf")
     got, finite = packed.project(x), [0, 1, 2, 4, 7]

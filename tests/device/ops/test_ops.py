@@ -1,8 +1,10 @@
-"""Every op, on every backend that has it, in every dtype, against its definition in float64."""
+"""Every op, on every backend that has it, in every instruction set and dtype, against its definition in float64."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from importlib import import_module
 from typing import Any
@@ -20,16 +22,33 @@ from octavo.device.ops.rope import RopeTable
 from octavo.device.ops.table import OPS
 from tests.device.ops import naive
 
+try:
+    from octavo import _native as native
+except ImportError:
+    native = None
+
 Kernel = Callable[..., Any]
 Results = Iterator[tuple[Tensor, Tensor]]
 LayOut = Callable[[Tensor], Tensor]
 DTYPES = (torch.float32, torch.bfloat16)
-BOTH = [(name, backend) for name, backends in OPS.items() for backend in backends]
+SHAPES = ((5, 24), (1, 1), (3, 33), (0, 8))
+"""(rows, width): some, a single number, a tail behind whole vectors, none."""
+
+
+def isas_of(backend: str) -> list[str]:
+    """Those that can run here; one name for what has no kernels of its own."""
+    return ["none"] if backend == "reference" or native is None else native.available_isas()
+
+
+ALL = [(name, backend, isa) for name, backends in OPS.items() for backend in backends for isa in isas_of(backend)]
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> None:
+def _highest_instruction_set_again() -> Iterator[None]:
     torch.set_num_threads(1)
+    yield
+    if native is not None:
+        native.set_isa("auto")
 
 
 def random(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
@@ -53,25 +72,30 @@ def embedding_case(kernel: Kernel, dtype: torch.dtype) -> Results:
 
 
 def linear_case(kernel: Kernel, dtype: torch.dtype) -> Results:
-    x, weight, bias = random(5, 24, dtype=dtype), random(7, 24, dtype=dtype, seed=1), random(7, dtype=dtype, seed=2)
-    yield kernel(x, DenseWeight(weight)), x.double() @ weight.double().T
-    yield kernel(x, DenseWeight(weight, bias)), x.double() @ weight.double().T + bias.double()
+    for rows, width in SHAPES:
+        x, weight = random(rows, width, dtype=dtype), random(7, width, dtype=dtype, seed=1)
+        bias = random(7, dtype=dtype, seed=2)
+        yield kernel(x, DenseWeight(weight)), x.double() @ weight.double().T
+        yield kernel(x, DenseWeight(weight, bias)), x.double() @ weight.double().T + bias.double()
 
 
 def rms_norm_case(kernel: Kernel, dtype: torch.dtype) -> Results:
-    x, weight = random(5, 24, dtype=dtype) * 3, random(24, dtype=dtype, seed=1)
-    yield kernel(x, weight, 1e-5), naive.rms_norm(x, weight, 1e-5, 0.0)
-    yield kernel(x * 1e-3, weight, 1e-5, 1.0), naive.rms_norm(x * 1e-3, weight, 1e-5, 1.0)
+    for rows, width in SHAPES:
+        x, weight = random(rows, width, dtype=dtype) * 3, random(width, dtype=dtype, seed=1)
+        yield kernel(x, weight, 1e-5), naive.rms_norm(x, weight, 1e-5, 0.0)
+        yield kernel(x * 1e-3, weight, 1e-5, 1.0), naive.rms_norm(x * 1e-3, weight, 1e-5, 1.0)
 
 
 def add_rms_norm_case(kernel: Kernel, dtype: torch.dtype) -> Results:
-    x, start, weight = (random(5, 24, dtype=dtype), random(5, 24, dtype=dtype, seed=1) * 9, random(24, dtype=dtype))
-    for residual in (start, start.float() * 1.01):
-        normed, total = kernel(x, residual, weight, 1e-6, 1.0)
-        expected = x.double() + residual.double()
-        assert total.dtype == torch.float32
-        torch.testing.assert_close(total, expected.float())
-        yield normed, naive.rms_norm(expected, weight, 1e-6, 1.0)
+    for rows, width in SHAPES:
+        x, start = random(rows, width, dtype=dtype), random(rows, width, dtype=dtype, seed=1) * 9
+        weight = random(width, dtype=dtype)
+        for residual in (start, start.float() * 1.01):
+            normed, total = kernel(x, residual, weight, 1e-6, 1.0)
+            expected = x.double() + residual.double()
+            assert total.dtype == torch.float32
+            torch.testing.assert_close(total, expected.float())
+            yield normed, naive.rms_norm(expected, weight, 1e-6, 1.0)
 
 
 def rope_case(kernel: Kernel, dtype: torch.dtype) -> Results:
@@ -129,29 +153,32 @@ def paged_attention_case(kernel: Kernel, dtype: torch.dtype, lay_out: LayOut) ->
 
 
 def gate_up_activation_case(kernel: Kernel, dtype: torch.dtype) -> Results:
-    x, weight = random(5, 24, dtype=dtype), random(14, 24, dtype=dtype, seed=1)
-    projected = rounded(x.double() @ weight.double().T, dtype)
-    gate, up = projected[:, :7], projected[:, 7:]
-    yield kernel(x, DenseWeight(weight), "silu"), gate / (1 + torch.exp(-gate)) * up
-    curve = 1 + torch.tanh((2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3))
-    yield kernel(x, DenseWeight(weight), "gelu_pytorch_tanh"), gate / 2 * curve * up
+    for rows, width in SHAPES:
+        x, weight = random(rows, width, dtype=dtype), random(14, width, dtype=dtype, seed=1)
+        projected = rounded(x.double() @ weight.double().T, dtype)
+        gate, up = projected[:, :7], projected[:, 7:]
+        yield kernel(x, DenseWeight(weight), "silu"), gate / (1 + torch.exp(-gate)) * up
+        curve = 1 + torch.tanh((2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3))
+        yield kernel(x, DenseWeight(weight), "gelu_pytorch_tanh"), gate / 2 * curve * up
 
 
 def lm_head_case(kernel: Kernel, dtype: torch.dtype) -> Results:
-    hidden, weight = random(3, 24, dtype=dtype), random(5000, 24, dtype=dtype, seed=1)
-    logits = hidden.double() @ weight.double().T
-    yield kernel(hidden, DenseWeight(weight)), logits
-    yield kernel(hidden, DenseWeight(weight), 2.0), 2.0 * torch.tanh(logits / 2.0)
+    for rows, width in SHAPES:
+        hidden, weight = random(rows, width, dtype=dtype), random(5000, width, dtype=dtype, seed=1)
+        logits = hidden.double() @ weight.double().T
+        yield kernel(hidden, DenseWeight(weight)), logits
+        yield kernel(hidden, DenseWeight(weight), 2.0), 2.0 * torch.tanh(logits / 2.0)
 
 
 def add_layer_norm_case(kernel: Kernel, dtype: torch.dtype) -> Results:
-    x, residual = random(5, 24, dtype=dtype) * 3 + 2, random(5, 24, dtype=dtype, seed=1)
-    weight, bias = random(24, dtype=dtype, seed=2), random(24, dtype=dtype, seed=3)
-    total = x.double() + residual.double()
-    centred = total - total.sum(-1, keepdim=True) / 24
-    variance = (centred * centred).sum(-1, keepdim=True) / 24
-    expected = centred / torch.sqrt(variance + 1e-6) * weight.double() + bias.double()
-    yield kernel(x, residual, weight, bias, 1e-6), expected
+    for rows, width in SHAPES:
+        x, residual = random(rows, width, dtype=dtype) * 3 + 2, random(rows, width, dtype=dtype, seed=1)
+        weight, bias = random(width, dtype=dtype, seed=2), random(width, dtype=dtype, seed=3)
+        total = x.double() + residual.double()
+        centred = total - total.sum(-1, keepdim=True) / width
+        variance = (centred * centred).sum(-1, keepdim=True) / width
+        expected = centred / torch.sqrt(variance + 1e-6) * weight.double() + bias.double()
+        yield kernel(x, residual, weight, bias, 1e-6), expected
 
 
 def embedding_layer_norm_case(kernel: Kernel, dtype: torch.dtype) -> Results:
@@ -165,13 +192,15 @@ def embedding_layer_norm_case(kernel: Kernel, dtype: torch.dtype) -> Results:
 
 
 def linear_activation_case(kernel: Kernel, dtype: torch.dtype) -> Results:
-    x, weight, bias = random(5, 24, dtype=dtype), random(7, 24, dtype=dtype, seed=1), random(7, dtype=dtype, seed=2)
-    projected = rounded(x.double() @ weight.double().T + bias.double(), dtype)
-    yield kernel(x, DenseWeight(weight, bias), "gelu"), projected / 2 * (1 + torch.erf(projected / 2**0.5))
-    inner = (2 / torch.pi) ** 0.5 * (projected + 0.044715 * projected**3)
-    yield kernel(x, DenseWeight(weight, bias), "gelu_new"), projected / 2 * (1 + torch.tanh(inner))
-    yield kernel(x, DenseWeight(weight, bias), "relu"), projected * (projected > 0)
-    yield kernel(x, DenseWeight(weight, bias), "tanh"), 1 - 2 / (torch.exp(2 * projected) + 1)
+    for rows, width in SHAPES:
+        x, weight = random(rows, width, dtype=dtype), random(7, width, dtype=dtype, seed=1)
+        bias = random(7, dtype=dtype, seed=2)
+        projected = rounded(x.double() @ weight.double().T + bias.double(), dtype)
+        yield kernel(x, DenseWeight(weight, bias), "gelu"), projected / 2 * (1 + torch.erf(projected / 2**0.5))
+        inner = (2 / torch.pi) ** 0.5 * (projected + 0.044715 * projected**3)
+        yield kernel(x, DenseWeight(weight, bias), "gelu_new"), projected / 2 * (1 + torch.tanh(inner))
+        yield kernel(x, DenseWeight(weight, bias), "relu"), projected * (projected > 0)
+        yield kernel(x, DenseWeight(weight, bias), "tanh"), 1 - 2 / (torch.exp(2 * projected) + 1)
 
 
 def encoder_attention_case(kernel: Kernel, dtype: torch.dtype) -> Results:
@@ -242,23 +271,36 @@ FLOAT32_RESULTS = {"lm_head", "rope"}
 
 @cache
 def kernels_of(backend: str) -> Kernels:
-    if backend != "reference":
-        pytest.importorskip("octavo._native", reason="built without the native module")
     return load_kernels(backend, num_threads=2)
 
 
+@contextmanager
+def ran_on(isa: str) -> Iterator[None]:
+    """Kernels of this instruction set run within, and none of another; "none": no kernels at all."""
+    if native is None:
+        yield
+        return
+    native.set_isa("auto" if isa == "none" else isa)
+    before = Counter(native.kernel_counts())
+    yield
+    assert {name.rpartition(".")[2] for name in Counter(native.kernel_counts()) - before} == {isa} - {"none"}
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(("name", "backend"), BOTH)
-def test_op_computes_its_definition(name: str, backend: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("name", "backend", "isa"), ALL)
+def test_op_computes_its_definition(name: str, backend: str, isa: str, dtype: torch.dtype) -> None:
+    if backend != "reference":
+        pytest.importorskip("octavo._native", reason="built without the native module")
     kernel = getattr(kernels_of(backend), name)
     result_dtype = torch.float32 if name in FLOAT32_RESULTS else dtype
     # One rounding of the result, or of an intermediate value next to a boundary: two units in the last place.
     tolerance = 1e-5 if result_dtype == torch.float32 else 2**-7
     case = partial(CACHE_CASES[name], lay_out=LAYOUTS[backend]) if name in CACHE_CASES else CASES[name]
-    for got, expected in case(kernel, dtype):
-        assert got.dtype == result_dtype
-        assert got.shape == expected.shape
-        torch.testing.assert_close(got.double(), expected.double(), rtol=tolerance, atol=tolerance)
+    with ran_on(isa):
+        for got, expected in case(kernel, dtype):
+            assert got.dtype == result_dtype
+            assert got.shape == expected.shape
+            torch.testing.assert_close(got.double(), expected.double(), rtol=tolerance, atol=tolerance)
 
 
 def test_every_op_has_a_case() -> None:
