@@ -93,7 +93,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "plain steps": {"enforce_eager": True},
     "one draft": {"num_speculative_tokens": 1},
     "another process": {"multiprocess": True},
-    "adapting": {"adaptive_speculation": True},
+    "adapting": {"adaptive_speculation": True, "max_burst_ms": 1000.0},
 }
 
 
@@ -105,6 +105,7 @@ def test_the_same_however_the_engine_runs(drafting: dict[str, Any], plain: LLM, 
         # How many drafts are worth their time is the machine's business.
         assert num_right(llm) > 0 or way == "adapting"
         assert metric(llm, "vllm:num_preemptions") > 0 or way != "little room"
+        assert metric(llm, "octavo:num_bursts") > 0 or way != "adapting"
 
 
 def test_a_prefix_from_the_cache_is_known_to_the_drafter_too(drafting: dict[str, Any], plain: LLM) -> None:

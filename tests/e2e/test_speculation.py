@@ -148,6 +148,20 @@ def test_the_same_however_the_engine_runs(options: dict[str, Any], plain: LLM, w
             assert metric(llm, "vllm:num_preemptions") > 0
 
 
+@pytest.mark.parametrize("logprobs", [None, 2])
+def test_where_no_guess_is_found_steps_are_bursts_again(
+    options: dict[str, Any], plain: LLM, logprobs: int | None
+) -> None:
+    never = {"speculative_method": "ngram", "prompt_lookup_min": 50, "prompt_lookup_max": 50, "max_burst_ms": 1000.0}
+    with LLM(**options, **never) as llm:
+        assert_same(
+            ask(llm, logprobs=logprobs, temperature=0.7, seed=2),
+            ask(plain, logprobs=logprobs, temperature=0.7, seed=2),
+            llm.info.plan,
+        )
+        assert metric(llm, "octavo:num_burst_steps") > 2 * metric(llm, "octavo:num_bursts") > 0
+
+
 @pytest.fixture(scope="module")
 def counting(succ: Path) -> Iterator[LLM]:
     with LLM(str(succ), num_gpu_blocks_override=200, **SPECULATE) as llm:

@@ -57,8 +57,8 @@ class StepResults:
             if request.client_index not in outputs:
                 outputs[request.client_index] = []
             outputs[request.client_index].append(output)
-            if result.draft_token_ids:
-                self._take_drafts(request, result)
+            if request_id in step.num_drafts or result.draft_token_ids:
+                self._take_drafts(request, result.draft_token_ids.get(request_id, []))
 
     def _take_tokens(
         self,
@@ -96,6 +96,8 @@ class StepResults:
                 token_ids, rows = token_ids[:num_taken], rows[:num_taken] if rows else rows
                 break
         self.num_generation_tokens += num_taken
+        if finish_reason is not None:
+            self._drafts.note_end(request)
         return EngineCoreOutput(
             request_id=request.request_id,
             new_token_ids=token_ids,
@@ -124,7 +126,9 @@ class StepResults:
         if not request.num_output_tokens:
             request.prompt_logprobs.extend(result.prompt_logprobs.get(request.request_id, ()))
 
-    def _take_drafts(self, request: Request, result: ModelRunnerOutput) -> None:
+    def _take_drafts(self, request: Request, drafts: list[int]) -> None:
         """Drafts continue the newest token: they are of no use when a later step already computes that."""
-        if request.num_computed_tokens < request.num_tokens:
-            request.draft_token_ids = result.draft_token_ids.get(request.request_id, [])
+        if not drafts:
+            self._drafts.observe_none(request)
+        elif request.num_computed_tokens < request.num_tokens:
+            request.draft_token_ids = drafts

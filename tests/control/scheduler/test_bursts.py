@@ -183,6 +183,21 @@ def test_where_drafts_are_made_steps_are_single():
     assert set(lengths(plane)) == {1}
 
 
+def test_where_drafts_are_left_out_steps_are_bursts_up_to_the_next_try():
+    plane = make_plane(num_draft_tokens=3, num_lookahead_tokens=3, adapt_drafts=True)
+    plane.add("a", 4, max_tokens=90)
+    plane.run()
+    asked = [step.step_id for step in plane.steps if step.num_drafts]
+    bursts = [step for step in plane.steps if step.num_decode_steps > 1]
+    assert plane.token_ids("a") == list(range(104, 194))
+    assert len(bursts) >= 9
+    assert not any(step.num_drafts for step in bursts)
+    # Nobody guesses anything here, so tries become rarer: the steps between two of them double.
+    last = asked[-1]
+    steps_before = [step.num_decode_steps for step in plane.steps if asked[-2] < step.step_id < last]
+    assert sum(steps_before) + 1 in (16, 32, 64)
+
+
 @pytest.mark.parametrize("num_run", [1, 3])
 def test_a_burst_that_stops_early_goes_on_where_it_stopped(num_run: int):
     plane = make_plane()

@@ -45,7 +45,8 @@ print(json.dumps({
     "lazy": [lazy, num_lazy()],
     "tokens": tokens,
     "meta": list(torch.cdist(x, torch.fft.fft(x).real).shape),
-    "exports": sorted(vars(torch.export)),
+    "exports": [sorted(vars(module)) for module in (torch, torch.export, torch.fx, torch.compiler, torch.utils.data)],
+    "functions": [torch.vmap is torch.func.vmap, torch.cond.__module__, torch.compiler.is_compiling.__module__],
     "decompositions": sorted(map(str, torch._decomp.decomposition_table)),
     "modules": sorted(name for name in sys.modules if name in LAZY or name.startswith("torch._decomp")),
 }))
@@ -59,7 +60,8 @@ def made_up_torch(tmp_path: Path) -> Path:
         "torch-0.dist-info/METADATA": f"Name: torch\nVersion: {VERIFIED[-1]}0\n",
         "torch/__init__.py": "from torch import export as export, nn as nn\n",
         "torch/export/__init__.py": "print('runs')\nfrom torch.export import inner\nexported = 1\n",
-        "torch/export/inner.py": "value = 2\n",
+        "torch/export/inner.py": "import sys\nassert 'inner' not in vars(sys.modules['torch.export'])\nvalue = 2\n",
+        "torch/more.py": "import sys\nassert sys.modules['torch'].export.exported == 1\nvalue = 3\n",
         "torch/nn.py": "",
     }.items():
         path = tmp_path / name
@@ -89,6 +91,8 @@ def run(script: str, *args: str, first_path: Path | None = None) -> list[str]:
         "assert sys.modules['torch'].export.exported == 1",
         "from torch.export import exported",
         "import torch.export.inner; assert torch.export.inner.value == 2",
+        "from torch.export.inner import value; assert value == 2",
+        "from torch import more; assert more.value == 3",
         "complete_torch()",
     ],
 )
@@ -98,6 +102,23 @@ def test_a_lazy_module_runs_once_when_it_is_first_touched(made_up_torch: Path, t
     )
     script += "\nfrom torch import export\nassert export.exported == 1 and export.__path__"
     assert run(script, first_path=made_up_torch) == ["True <class 'module'>", "runs", "False"]
+
+
+def test_all_lazy_modules_run_in_the_order_in_which_torch_imports_them(made_up_torch: Path) -> None:
+    (made_up_torch / "torch/__init__.py").write_text("from torch import optim, export, hub\n")
+    (made_up_torch / "torch/optim.py").write_text("print('optim'); from torch.hub import found\n")
+    (made_up_torch / "torch/hub.py").write_text("found = 1; print('hub')\n")
+    script = f"{ARMED}import torch\nprint('imported')\ntorch.export.exported\nprint(is_lazy('torch.optim'))"
+    assert run(script, first_path=made_up_torch) == ["imported", "optim", "hub", "runs", "False"]
+
+
+def test_a_function_that_torch_takes_out_of_a_lazy_module_runs_it_when_called(made_up_torch: Path) -> None:
+    (made_up_torch / "torch/__init__.py").write_text("from torch.func import vmap\nfrom torch import compiler\n")
+    (made_up_torch / "torch/func.py").write_text("print('runs')\ndef vmap(*, x): return x + 1\n")
+    (made_up_torch / "torch/compiler.py").write_text("def is_compiling(): return 'asked'\n")
+    script = f"{ARMED}import torch\nprint(torch.compiler.is_compiling(), is_lazy('torch.func'), torch.vmap(x=2))"
+    script += "\nprint(torch.vmap is torch.func.vmap, torch.compiler.is_compiling())"
+    assert run(script, first_path=made_up_torch) == ["runs", "False True 3", "True asked"]
 
 
 def test_threads_that_touch_it_together_run_it_once(made_up_torch: Path) -> None:
@@ -131,10 +152,10 @@ def test_another_version_of_torch_is_imported_as_ever(made_up_torch: Path) -> No
     assert run(f"{ARMED}import torch\nprint(is_lazy('torch.export'))", first_path=made_up_torch) == ["runs", "False"]
 
 
-def test_nothing_is_lazy_before_torch_is_asked_for_nor_after(made_up_torch: Path) -> None:
+def test_nothing_is_lazy_before_torch_is_asked_for_nor_once_all_has_run(made_up_torch: Path) -> None:
     finders = "[each for each in sys.meta_path if type(each).__module__.startswith('octavo.')]"
-    script = f"{ARMED}import torch\nprint(len({finders}))"
-    assert run(script, first_path=made_up_torch) == ["0"]
+    script = f"{ARMED}import torch\ncomplete_torch()\nprint(len({finders}))"
+    assert run(script, first_path=made_up_torch) == ["runs", "0"]
     script = f"{ARMED}complete_torch()\nimport torch"
     assert run(script, first_path=made_up_torch) == ["runs"]
 
@@ -150,6 +171,18 @@ def engine_with_torch(model: Path, how: str) -> dict[str, Any]:
     *_, last = run(ENGINE, str(model), how)
     found: dict[str, Any] = json.loads(last)
     return found
+
+
+@pytest.mark.parametrize(
+    "touch",
+    [
+        "str(torch.ones(2))",
+        "from torch.fx.experimental.proxy_tensor import make_fx; make_fx(torch.sin)(torch.ones(2))",
+    ],
+)
+def test_what_relies_on_the_order_of_torchs_modules_finds_them_in_order(touch: str) -> None:
+    script = f"{ARMED}import torch\nprint(is_lazy('torch.fx'))\n{touch}\nprint(is_lazy('torch.fx'))"
+    assert run(script) == ["True", "False"]
 
 
 @pytest.mark.parametrize("multiprocess", [False, True], ids=["the command", "a core process"])
@@ -170,4 +203,7 @@ def test_processes_of_our_own_leave_the_lazy_modules_alone(succ: Path, multiproc
     assert done.returncode == 0, done.stderr
     imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if "|" in line}
     assert {"torch", "torch.nn.functional"} <= imported
-    assert not {"torch._decomp.decompositions", "torch.export.exported_program", "torch.optim.adam"} & imported
+    assert (
+        not {"torch._decomp.decompositions", "torch.export.exported_program", "torch.fx.graph", "torch.optim.adam"}
+        & imported
+    )
