@@ -4,6 +4,8 @@
 #include <cmath>
 #include <numeric>
 
+#include "best_columns.h"
+
 namespace octavo {
 namespace {
 
@@ -62,9 +64,10 @@ std::vector<std::int64_t> DecodeLoop::choose(ThreadPool& pool, const DecodingReq
                                 positions);
 }
 
-// Where all requests take the best token and each has one, without logits that anybody stores; else none.
+// Where many requests all take the best token and each has one, without logits that anybody stores; else none.
 std::vector<std::int64_t> DecodeLoop::best_tokens(ThreadPool& pool, const DecodingRequests& requests,
                                                   const std::vector<std::int64_t>& slots) const {
+    if (slots.size() < kLeastRowsOfBest) return {};
     for (const std::int64_t slot : slots) {
         if (requests.choices[slot].temperature != 0.0f) return {};
     }

@@ -73,6 +73,7 @@ Launch unpack_rows(const PackedMatrix& self, std::uintptr_t ids, std::uintptr_t 
 }  // namespace
 
 void bind_linear(nb::module_& m) {
+    m.attr("LEAST_ROWS_OF_BEST") = kLeastRowsOfBest;
     nb::class_<PackedMatrix>(m, "PackedMatrix", "A weight matrix in the form its kernels read.")
         .def_prop_ro("num_columns", &PackedMatrix::num_columns)
         .def_prop_ro("k", &PackedMatrix::k)

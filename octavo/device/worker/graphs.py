@@ -58,6 +58,7 @@ class StepGraphs:
         self._model = model
         self._kernels = kernels
         self._rows = np.zeros(max_num_rows, dtype=np.int64)
+        self._least_rows_of_best = 0 if self.library is None else self.library.LEAST_ROWS_OF_BEST
         self.forget("not captured yet")
 
     @property
@@ -129,8 +130,10 @@ class StepGraphs:
         return self._replay_head(self._logits, rows)
 
     def best(self, hidden: Tensor, rows: npt.NDArray[np.int64]) -> Tensor | None:
-        """The largest logit and its id of such rows, [S, 2]; None where only ``logits`` can tell."""
-        if self._best is None or len(rows) > len(self._rows) or not self._is_replayed(hidden):
+        """The largest logit and its id of such rows, [S, 2]; None where ``logits`` had better be asked."""
+        if self._best is None or not self._least_rows_of_best <= len(rows) <= len(self._rows):
+            return None
+        if not self._is_replayed(hidden):
             return None
         return self._replay_head(self._best, rows)
 
@@ -207,8 +210,7 @@ class StepGraphs:
         logits = None if self._logits is None else self.logits(replayed, rows)
         eager = self._eager(batch)
         same_logits = logits is None or _same_bits(logits, self.compute_logits(eager[torch.from_numpy(rows)]))
-        best = None if logits is None else self.best(replayed, rows)
-        same_best = best is None or _is_best_of(best, logits)
+        same_best = self._best is None or _is_best_of(self._replay_head(self._best, rows), logits)
         if not (_same_bits(replayed, eager) and same_logits and same_best):
             raise CaptureError(
                 f"a replayed step of {batch.num_requests} requests and {batch.num_tokens} tokens differs from the same "
