@@ -17,7 +17,8 @@ class CacheConfig:
     kv_cache_dtype: Annotated[
         str,
         Option(
-            "Type of cached keys and values; auto = the model's dtype, int8 = with a scale per token and head.",
+            "Type of cached keys and values; auto = the model's dtype, but bfloat16 where float32 is neither asked for "
+            "nor the checkpoint's own; int8 = with a scale per token and head.",
             choices=("auto", "float32", "bfloat16", "int8"),
         ),
     ] = "auto"

@@ -90,6 +90,7 @@ class Request:
         self.num_wanted_drafts = 0
         self.num_steps_without_drafts = 0
         self.num_vain_probes = 0
+        self.num_known_to_drafter = 0
 
         self.status = RequestStatus.WAITING
         self.stop_reason: int | str | None = None

@@ -34,6 +34,9 @@ DEFAULT_MAX_NUM_SEQS = 128
 DEFAULT_NUM_LONG_REQUESTS = 4
 MIN_DEFAULT_KV_BYTES = 256 << 20
 
+FULL_PRECISION = ("float32", "float64", "f32", "f64")
+"""Types of checkpoints whose keys and values are cached as they are computed."""
+
 DRAFTERS_WITH_CACHE = ("draft_model", "eagle")
 _MAX_STEPS_IN_FLIGHT = {"uni": 1, "simulated": 2}
 
@@ -56,7 +59,7 @@ def make_plan(config: EngineConfig, facts: ModelFacts, caps: DeviceCaps, drafter
     if config.model.trust_remote_code:
         raise ConfigError("trust_remote_code=True cannot be had: Octavo never runs a checkpoint's code; leave it out")
     dtype = _dtype(config, caps)
-    kv_cache_dtype = _kv_cache_dtype(config, dtype.value)
+    kv_cache_dtype = _kv_cache_dtype(config, facts, dtype.value)
     max_model_len = _max_model_len(config, facts)
     longest = max_model_len.value or facts.max_position
     tokens, seqs = _step_budgets(config, longest, facts.is_encoder)
@@ -188,9 +191,19 @@ def _dtype(config: EngineConfig, caps: DeviceCaps) -> Decision[str]:
     return Decision(asked, "as asked" if asked in caps.fast_dtypes else "as asked; without a unit for it, it is slow")
 
 
-def _kv_cache_dtype(config: EngineConfig, dtype: str) -> Decision[str]:
+def _kv_cache_dtype(config: EngineConfig, facts: ModelFacts, dtype: str) -> Decision[str]:
+    """The model's dtype, but bfloat16 where float32 is neither asked for nor the checkpoint's own."""
     asked = config.cache.kv_cache_dtype
-    return Decision(dtype, "auto: the model's dtype") if asked == "auto" else Decision(asked, "as asked")
+    if asked != "auto":
+        return Decision(asked, "as asked")
+    if dtype != "float32":
+        return Decision(dtype, "auto: the model's dtype")
+    if config.model.dtype != "auto":
+        return Decision(dtype, "auto: the dtype that was asked for")
+    if facts.stored_dtype in FULL_PRECISION:
+        return Decision(dtype, f"auto: the checkpoint is in {facts.stored_dtype}")
+    reason = f"auto: the checkpoint is in {facts.stored_dtype}, and attention reads half the bytes of float32"
+    return Decision("bfloat16", reason)
 
 
 def _max_model_len(config: EngineConfig, facts: ModelFacts) -> Decision[int | None]:

@@ -93,6 +93,24 @@ def test_auto_dtype_is_bfloat16_where_the_cpu_has_a_unit_for_it() -> None:
     assert "no bfloat16 unit" in plan(caps=PLAIN).reasons["dtype"]
 
 
+@pytest.mark.parametrize("stored", ["bfloat16", "float16", "q4_1", "q8_0", "f16"])
+def test_where_float32_is_only_the_machines_choice_the_cache_is_bfloat16(stored: str) -> None:
+    facts = msgspec.structs.replace(SMALL, stored_dtype=stored)
+    made = plan(facts=facts)
+    assert (made.dtype, made.kv_cache_dtype) == ("float32", "bfloat16")
+    assert made.kv_cache_bytes == 4 * (8192 + 32) * 23_040
+    assert stored in made.reasons["kv_cache_dtype"]
+
+
+@pytest.mark.parametrize(
+    ("stored", "asked"),
+    [("float32", {}), ("f32", {}), ("q4_1", {"dtype": "float32"}), ("bfloat16", {"kv_cache_dtype": "float32"})],
+)
+def test_float32_that_is_asked_for_or_the_checkpoints_own_is_cached_whole(stored: str, asked: dict[str, Any]) -> None:
+    made = plan(facts=msgspec.structs.replace(SMALL, stored_dtype=stored), **asked)
+    assert (made.dtype, made.kv_cache_dtype) == ("float32", "float32")
+
+
 @pytest.mark.parametrize(
     ("asked", "message"),
     [

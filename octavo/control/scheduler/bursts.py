@@ -35,16 +35,17 @@ class DecodeBursts:
         self._read_seconds = limits.max_burst_seconds
         self._unread_seconds = max(limits.max_burst_seconds, limits.max_step_seconds / 2 or math.inf)
 
-    def extend(self, step: StepBuilder, most_steps: int) -> None:
-        """Make a decided step a burst of at most so many, if it can be one."""
+    def extend(self, step: StepBuilder, most_steps: int) -> int:
+        """Make a decided step a burst of at most so many, if it can be one; how many it is now."""
         requests = step.granted
         if not self._read_seconds or not step.is_of_single_tokens or not all(map(_goes_on_alone, requests)):
-            return
+            return 1
         num_steps = min(self._steps_in_time(requests), min(map(_steps_left, requests)), most_steps)
         while num_steps > 1 and self._blocks_lacking(requests, num_steps - 1) > self._kv_cache.num_free_blocks:
             num_steps //= 2
         if num_steps > 1:
             step.decode_on(num_steps, [self._more_block_ids(request, num_steps - 1) for request in requests])
+        return max(num_steps, 1)
 
     def count(self, num_steps: int) -> None:
         """A step has come back, which was so many."""

@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from octavo.control.request import NEVER, Request
-from octavo.control.scheduler.limits import SchedulerLimits
 from octavo.control.scheduler.step_builder import StepBuilder, StepLoad
-from octavo.control.scheduler.step_time import KEPT_PER_STEP, MOST_SURPRISE, StepTimeModel
+from octavo.control.scheduler.step_time import KEPT_PER_STEP
 
 KEPT_OF_ALL = 0.98
 """What a request's step weighs in the share of right drafts of all requests after the next one."""
 
 FIRST_RIGHT, FIRST_TRIED = 2.0, 3.0
 """The share that an engine begins with: hopeful, so that drafts get a chance. A request begins with the engine's."""
-
-STEPS_BETWEEN_PROBES = 16
-"""Where drafts are a loss, one is tried after this many steps: the answer may have come to a part that repeats."""
-
-MOST_VAIN_PROBES = 4
-"""Each probe that guesses wrong doubles the steps before the next one, up to so many times."""
-
-MORE_PER_RIGHT = 2
-"""A request begins with one draft, and gets so many more for each that was right lately: where guesses are wrong, they
-have cost little by the time that is known."""
-
-LEAST_GAIN = 1.05
-"""Drafts must promise this many times the tokens per second: of guesses about as good as none, the lucky ones look
-best, and would be tried for nothing."""
-
 
 TRIED_OF_NONE = 0.2
 """What it weighs beside a wrong draft that there was no guess: it has cost a burst."""
@@ -45,6 +28,7 @@ class DraftCounts:
         self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = 0
         self.num_accepted_tokens_per_pos: list[int] = []
         self._tried, self._right = FIRST_TRIED, FIRST_RIGHT
+        self._mean_length = 0.0
 
     def totals(self) -> dict[str, Any]:
         """The totals by their names in SchedulerStats."""
@@ -77,6 +61,17 @@ class DraftCounts:
         request.num_tried_drafts += TRIED_OF_NONE
         request.num_vain_probes += 1
 
+    def note_end(self, request: Request) -> None:
+        """A request has said all."""
+        length = request.num_output_tokens
+        known = self._mean_length or length
+        self._mean_length = KEPT_PER_STEP * known + (1 - KEPT_PER_STEP) * length
+
+    def tokens_to_come(self, request: Request) -> float:
+        """Of an answer: what it lacks to those before it, or as much as it has said; none of a first answer's start."""
+        num_said = request.num_output_tokens
+        return max(self._mean_length - num_said, num_said)
+
     def share_of_right(self, request: Request) -> float:
         """How likely a draft after right ones is right."""
         prior = FIRST_TRIED * (FIRST_RIGHT + self._right) / (FIRST_TRIED + self._tried)
@@ -92,6 +87,9 @@ class DraftLimit(Protocol):
     def steps_without(self, step: StepBuilder) -> int:
         """How many decode steps, a step without drafts included, may follow each other before it is asked again."""
 
+    def skip(self, step: StepBuilder, num_steps: int) -> None:
+        """So many more steps follow this one without a question."""
+
     def observe(self, load: StepLoad, draft_seconds: float) -> None:
         """Guessing after a step with this load took so long."""
 
@@ -105,6 +103,9 @@ class NoDrafts:
     def steps_without(self, step: StepBuilder) -> int:
         return NEVER
 
+    def skip(self, step: StepBuilder, num_steps: int) -> None:
+        pass
+
     def observe(self, load: StepLoad, draft_seconds: float) -> None:
         pass
 
@@ -116,132 +117,20 @@ class AllDrafts:
         self._num_tokens = num_tokens
 
     def __call__(self, step: StepBuilder) -> dict[str, int]:
-        most = {request.request_id: min(self._num_tokens, _room(request)) for request in step.granted}
+        most = {request.request_id: min(self._num_tokens, room_for_drafts(request)) for request in step.granted}
         return {request_id: number for request_id, number in most.items() if number > 0}
 
     def steps_without(self, step: StepBuilder) -> int:
         return 1
 
+    def skip(self, step: StepBuilder, num_steps: int) -> None:
+        pass
+
     def observe(self, load: StepLoad, draft_seconds: float) -> None:
         pass
 
 
-class DraftCosts(NamedTuple):
-    """Seconds of one stream's next token, of computing a draft beside it, and of guessing: at all, and each draft."""
-
-    token: float
-    verified: float
-    guessing: float
-    guessed: float
-
-
-class AdaptiveDrafts:
-    """As many drafts as bring most tokens per second, by the acceptance and the times measured; maybe none.
-
-    If each draft after right ones is right with probability p, d drafts bring 1 + p + ... + p ** d tokens, for the time
-    of a step's token and d more, and of guessing. ``num_streams`` tells how many requests share what a step takes at
-    least, and a drafter's steps. ``one_by_one``: guessing takes time for each draft, not once for all of them.
-    """
-
-    def __init__(
-        self,
-        num_tokens: int,
-        counts: DraftCounts,
-        step_times: StepTimeModel,
-        num_streams: Callable[[], int],
-        *,
-        one_by_one: bool = False,
-    ) -> None:
-        self._num_tokens = num_tokens
-        self._counts = counts
-        self._step_times = step_times
-        self._num_streams = num_streams
-        self._one_by_one = one_by_one
-        # The first step lets a second model catch up with what was said meanwhile, the next tells what a draft takes.
-        self._steps_of_a_probe = 2 if one_by_one else 1
-        self._guess_seconds: float | None = None
-
-    def __call__(self, step: StepBuilder) -> dict[str, int]:
-        costs, wanted, most, is_usual = self._costs(), {}, 0, True
-        for request in step.granted:
-            room = min(self._num_tokens, _room(request))
-            number = self._number(request, room, costs) if room > 0 else 0
-            if number:
-                wanted[request.request_id] = number
-                most, is_usual = max(most, number), is_usual and request.num_wanted_drafts > 0
-            request.num_wanted_drafts = number
-        step.load.num_drafts = most if is_usual else 0
-        return wanted
-
-    def observe(self, load: StepLoad, draft_seconds: float) -> None:
-        """Learn what guessing takes, where nothing else was to be caught up with."""
-        if not load.num_drafts or load.num_prefill_tokens:
-            return
-        seconds = draft_seconds / load.num_drafts if self._one_by_one else draft_seconds
-        known = self._guess_seconds
-        if known is None:
-            self._guess_seconds = seconds
-        else:
-            seconds = min(seconds, MOST_SURPRISE * known)
-            self._guess_seconds = KEPT_PER_STEP * known + (1 - KEPT_PER_STEP) * seconds
-
-    def steps_without(self, step: StepBuilder) -> int:
-        return min((self._steps_before_probe(request) for request in step.granted if _room(request) > 0), default=NEVER)
-
-    def _steps_before_probe(self, request: Request) -> int:
-        wait = STEPS_BETWEEN_PROBES << min(request.num_vain_probes // self._steps_of_a_probe, MOST_VAIN_PROBES)
-        return wait - request.num_steps_without_drafts
-
-    def _costs(self) -> DraftCosts:
-        fixed, per_token = self._step_times.decode_coefficients()
-        num_streams = max(self._num_streams(), 1)
-        guess = (self._guess_seconds or 0.0) / num_streams
-        guessing, guessed = (0.0, guess) if self._one_by_one else (guess, 0.0)
-        return DraftCosts(fixed / num_streams + per_token, per_token, guessing, guessed)
-
-    def _number(self, request: Request, room: int, costs: DraftCosts) -> int:
-        most = 1 + int(MORE_PER_RIGHT * request.num_right_drafts)
-        number = min(best_number(self._counts.share_of_right(request), room, costs), most)
-        if number:
-            request.num_steps_without_drafts = request.num_vain_probes = 0
-            return number
-        request.num_steps_without_drafts += 1
-        more = -self._steps_before_probe(request)
-        if more >= self._steps_of_a_probe - 1:
-            request.num_steps_without_drafts = 0
-        return 1 if more >= 0 else 0
-
-
-def best_number(right: float, most: int, costs: DraftCosts) -> int:
-    """The number of drafts, up to ``most``, that brings most tokens per second; ``right``: the chance of each."""
-    if costs.token <= 0.0:
-        return most  # Nothing was measured yet.
-    best, best_rate = 0, LEAST_GAIN / costs.token
-    seconds, tokens, chance = costs.token + costs.guessing, 1.0, 1.0
-    for number in range(1, most + 1):
-        chance *= right
-        tokens += chance
-        seconds += costs.verified + costs.guessed
-        rate = tokens / seconds
-        if rate > best_rate:
-            best, best_rate = number, rate
-        elif best:
-            break  # The rate has one maximum.
-    return best
-
-
-def draft_limit(
-    limits: SchedulerLimits, counts: DraftCounts, step_times: StepTimeModel, num_streams: Callable[[], int]
-) -> DraftLimit:
-    """The rule of a scheduler."""
-    if not limits.num_draft_tokens:
-        return NoDrafts()
-    if not limits.adapt_drafts:
-        return AllDrafts(limits.num_draft_tokens)
-    return AdaptiveDrafts(limits.num_draft_tokens, counts, step_times, num_streams, one_by_one=limits.drafts_one_by_one)
-
-
-def _room(request: Request) -> int:
+def room_for_drafts(request: Request) -> int:
     """Drafts that could follow the token which a step samples, with a token after them; none after a beam's."""
     if request.beam is not None:
         return 0

@@ -18,7 +18,8 @@ class SchedulerLimits:
     are so many that a step takes ``max_step_seconds`` (0 = however long); without chunked prefill this says nothing.
     Decode steps are run at once for ``max_burst_seconds`` (0 = never) while somebody reads along.
     ``num_draft_tokens`` are the most drafts of a request in a step (0: nobody drafts), ``drafts_one_by_one`` says that
-    each costs the drafter a step of its own. ``adapt_drafts`` leaves out drafts that cost more time than they save.
+    each costs the drafter a step of its own, ``drafter_catches_up`` that it has to read what was said while it was not
+    asked. ``adapt_drafts`` leaves out drafts that cost more time than they save.
     """
 
     max_num_seqs: int
@@ -34,6 +35,7 @@ class SchedulerLimits:
     max_burst_seconds: float = 0.0
     num_draft_tokens: int = 0
     drafts_one_by_one: bool = False
+    drafter_catches_up: bool = False
     adapt_drafts: bool = False
 
     def __post_init__(self) -> None:

@@ -20,11 +20,12 @@ from collections.abc import Iterable, Sequence
 
 from octavo.control.kv.manager import KVCacheManager
 from octavo.control.request import NEVER, Request, RequestStatus
+from octavo.control.scheduler.adaptive_drafts import draft_limit
 from octavo.control.scheduler.admission import Admission
 from octavo.control.scheduler.beam_searches import BeamSearches
 from octavo.control.scheduler.beams import BeamGate, BeamGroup, only_idle_beams
 from octavo.control.scheduler.bursts import DecodeBursts
-from octavo.control.scheduler.drafts import DraftCounts, draft_limit
+from octavo.control.scheduler.drafts import DraftCounts
 from octavo.control.scheduler.gates import Gate, Gates
 from octavo.control.scheduler.lengths import LengthRules
 from octavo.control.scheduler.limits import SchedulerLimits
@@ -218,7 +219,8 @@ class Scheduler:
             self._roster.join_running(request)
         step.block_copies = self._beam_searches.take_block_copies()
         num_drafts = self._limit_drafts(step)
-        self._bursts.extend(step, 1 if num_drafts else self._limit_drafts.steps_without(step))
+        num_steps = self._bursts.extend(step, 1 if num_drafts else self._limit_drafts.steps_without(step))
+        self._limit_drafts.skip(step, num_steps - 1)
         self._loads[step.step_id] = step.load
         return step.build(self._roster.take_finished_ids(), num_drafts)
 

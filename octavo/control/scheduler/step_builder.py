@@ -14,12 +14,14 @@ class StepLoad:
     """What a step computes. ``attended`` sums n (c + n / 2) over chunks of n prompt tokens after c others.
 
     ``num_drafts`` are the most that are guessed for a request after it; 0 where that is not done step after step.
+    ``num_unread`` tokens of its requests are new to a drafter that is asked again.
     """
 
     num_decode_tokens: int = 0
     num_prefill_tokens: int = 0
     attended: float = 0.0
     num_drafts: int = 0
+    num_unread: int = 0
 
     def add_chunk(self, num_tokens: int, num_computed_tokens: int) -> None:
         """Count a chunk of a prompt."""
@@ -91,7 +93,6 @@ class StepBuilder:
         for request, known, block_ids in zip(self.granted, self._cached, new_block_ids, strict=True):
             request.num_computed_tokens += num_steps - 1
             request.num_output_placeholders += num_steps - 1
-            request.num_steps_without_drafts += num_steps - 1
             known.new_block_ids = tuple([*a, *b] for a, b in zip(known.new_block_ids, block_ids, strict=True))
 
     def _tell_all(self, request: Request, num_tokens: int, block_ids: tuple[list[int], ...]) -> None:

@@ -96,6 +96,8 @@ class StepResults:
                 token_ids, rows = token_ids[:num_taken], rows[:num_taken] if rows else rows
                 break
         self.num_generation_tokens += num_taken
+        if finish_reason is not None:
+            self._drafts.note_end(request)
         return EngineCoreOutput(
             request_id=request.request_id,
             new_token_ids=token_ids,
