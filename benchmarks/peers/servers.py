@@ -61,6 +61,8 @@ class Servers:
     environments: Environments
     models: Models
     num_threads: int
+    fast_dtype: str = "bfloat16"
+    """What the CPU multiplies fastest, for servers that compute with the weights as they are."""
     max_model_len: int = 2048
     max_num_seqs: int = 64
 
@@ -94,9 +96,10 @@ class Servers:
     def _vllm(self) -> Server:
         python = self.environments.python("vllm")
         command = (str(python.with_name("vllm")), "serve", str(self.models.safetensors()), "--port", "{port}")
-        options = ("--host", "127.0.0.1", "--dtype", "bfloat16", "--enforce-eager")
-        environment = variables("vllm", python.parent.parent, self.num_threads)
-        return Server("vllm", "16 bits", (*command, *options, *self._room), environment)
+        options = ("--host", "127.0.0.1", "--dtype", self.fast_dtype, "--enforce-eager")
+        # Its other processes turn in circles while they wait: they get a CPU that its threads do not compute on.
+        environment = variables("vllm", python.parent.parent, max(1, self.num_threads - 1))
+        return Server("vllm", self.fast_dtype, (*command, *options, *self._room), environment)
 
 
 def free_port() -> int:

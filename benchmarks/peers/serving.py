@@ -1,7 +1,7 @@
 """Octavo's server under load: beside its own engine without a server, and beside the servers of its peers.
 
     python benchmarks/peers/serving.py --minutes 8
-    python benchmarks/peers/serving.py --parts open --peers llama.cpp --rate 1.5 --rounds 1
+    python benchmarks/peers/serving.py --parts open --rate 0.3 --requests 10 --minutes 10
 
 Part "closed": 64 clients, each with one request after the other, and `octavo bench throughput` with requests of
 the same lengths, in turn. Part "open": requests at random times (Poisson) whose lengths are spread as those of
@@ -68,6 +68,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--share", type=float, default=0.7, help="of the closed loop's throughput, to be asked for")
     parser.add_argument("--rate", type=float, help="requests a second of the open loop, in place of a share")
     parser.add_argument("--seconds", type=float, default=30, help="for which the open loop sends (default: 30)")
+    parser.add_argument("--requests", type=int, help="of the open loop, in place of seconds")
     parser.add_argument("--goodput", nargs="+", default=["ttft:2000", "itl:500"], help="a good request (ms)")
     parser.add_argument("--num-threads", type=int)
     parser.add_argument("--start-timeout", type=float, default=400, help="seconds in which a server must be up")
@@ -81,8 +82,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def make_servers(args: argparse.Namespace) -> Servers:
     environments = Environments(args.work_dir / "environments")
     models = Models(Path(resolve_model(args.model).path), args.work_dir / "models", environments)
-    num_threads = args.num_threads or detect_caps("cpu").num_threads
-    return Servers(environments, models, num_threads, max_num_seqs=args.clients)
+    caps = detect_caps("cpu")
+    num_threads = args.num_threads or caps.num_threads
+    return Servers(environments, models, num_threads, caps.fast_dtypes[0], max_num_seqs=args.clients)
 
 
 def start_record(args: argparse.Namespace, servers: Servers) -> dict[str, Any]:
@@ -147,6 +149,8 @@ def open_loop(servers: Servers, args: argparse.Namespace, record: dict[str, Any]
     for server in args.rounds * gather(servers, args, record):
         if not time_is_left(record, deadline):
             return
+        if server.engine in record["failures"]:
+            continue  # it would take as long again
         tell(server.engine)
         try:
             found = under_load(server, flags, args)
@@ -165,7 +169,7 @@ def plan_load(args: argparse.Namespace, record: dict[str, Any]) -> dict[str, Any
         if not rates:
             raise SystemExit("the open loop's rate is a share of the closed loop's: run that part too, or give --rate")
         args.rate = args.share * statistics.median(rates) / statistics.fmean(output for _, output in lengths)
-    number = max(2, round(args.rate * args.seconds))
+    number = args.requests or max(2, round(args.rate * args.seconds))
     return {
         "rate": args.rate,
         "goodput": list(args.goodput),

@@ -3,7 +3,7 @@
 The main thread runs the core and owns the output socket; one thread reads the input socket, decodes messages and
 makes requests (with their block hashes) while a step runs. With nothing to do the main thread is blocked.
 
-It ends when told to (0), on SIGTERM, on an error (1, after its last words) or when its parent dies.
+It ends when told to (0), on an error (1, after its last words) or when its parent dies.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ from octavo.util.collector import paused_collector
 
 def main(folder: str, parent_pid: int, watch_fd: int, preload: str) -> int:
     """Import everything, then be a core; returns the exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # after Ctrl-C the parent decides
+    for number in (signal.SIGINT, signal.SIGTERM):  # sent to every process at once: the parent decides
+        signal.signal(number, signal.SIG_IGN)
     die_with_parent(parent_pid)
     import_torch_lazily()
     with paused_collector():

@@ -15,6 +15,9 @@ from octavo.config.env import child_variables
 from octavo.engine.socket_folder import SocketFolder
 from octavo.engine.step_watch import StepWatchPage
 
+IGNORED_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
+"""What a terminal or a service manager sends to every process at once: the parent decides what follows."""
+
 
 class CoreProcess:
     """A core process and what it shares with its parent: the folder of its sockets, and the page of its step watch.
@@ -34,8 +37,8 @@ class CoreProcess:
         To be called first in a thread that lives as long as the process: on Linux that ends with it.
         """
         if self._process is None:
-            # The child inherits our blocked signals: Ctrl-C cannot hit it before it has learnt to ignore it.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            # The child inherits our blocked signals: they cannot hit it before it has learnt to ignore them.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
             try:
                 self._process = self._spawn()
             finally:

@@ -33,9 +33,8 @@ from octavo.engine.metric import Metric
 from octavo.words.errors import EngineDeadError, EngineError, EngineStartError
 from octavo.words.messages import EngineCoreOutputs, EngineCoreRequest
 
-# Together under the 5 s in which a server ends, whatever its core does.
+# Well under the 5 s in which a server ends, whatever its core does.
 STOP_TIMEOUT_S = 2.0
-TERMINATE_TIMEOUT_S = 1.0
 # Last words sent just before the exit may arrive just after it.
 LAST_WORDS_TIMEOUT_MS = 500
 # Where the system cannot wake us when a process ends, look this often.
@@ -194,10 +193,8 @@ class ProcessClient:
             with contextlib.suppress(EngineError):
                 self._send(wire.Shutdown())
             self._thread.join(STOP_TIMEOUT_S)
-        for signal_number in (signal.SIGTERM, signal.SIGKILL):
-            if self._thread.is_alive() and self._process is not None:
-                self._process.send_signal(signal_number)
-                self._thread.join(TERMINATE_TIMEOUT_S)
+        if self._thread.is_alive() and self._process is not None:
+            self._process.kill()
 
     def _bind(self, kind: int, name: str) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)

@@ -146,8 +146,9 @@ class AsyncLLM:
         EngineDeadError when the core fails.
         """
         prepared = await self.prepare(prompt, sampling_params, request_id, priority=priority, lora_request=lora_request)
-        async for output in self.run(prepared, timeout_s=timeout_s):
-            yield output
+        async with contextlib.aclosing(self.run(prepared, timeout_s=timeout_s)) as outputs:
+            async for output in outputs:
+                yield output
 
     async def prepare(
         self,

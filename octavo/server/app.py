@@ -14,11 +14,15 @@ from octavo.server.api_error import ApiError, as_api_error
 from octavo.server.context import ServerContext
 from octavo.server.description import Description
 from octavo.server.exact_routes import ExactRoutes
-from octavo.server.gate import Gate
+from octavo.server.gate import REQUEST_ID_HEADER, Gate
+from octavo.server.key_check import KeyCheck
 from octavo.server.responses import error_response
 from octavo.server.routes import all_routes
 from octavo.server.ui.page import add_page
 from octavo.words.errors import OctavoError
+
+READABLE_HEADERS = (REQUEST_ID_HEADER, "retry-after")
+"""What a script of another origin may read of an answer, beside its body."""
 
 
 def build_app(context: ServerContext) -> Starlette:
@@ -46,11 +50,14 @@ def build_gate(app: Starlette, context: ServerContext, api_keys: list[str]) -> A
     """The application behind its gate: what the server runs."""
     config = context.config
     answering: ASGIApp = ExactRoutes(app, _answer_error)
+    if api_keys:
+        answering = KeyCheck(answering, api_keys, root_path=config.root_path)
     if origins := words_of(config.allowed_origins):
-        answering = CORSMiddleware(answering, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+        answering = CORSMiddleware(
+            answering, origins, allow_methods=["*"], allow_headers=["*"], expose_headers=READABLE_HEADERS
+        )
     return Gate(
         answering,
-        api_keys=api_keys,
         allowed_hosts=words_of(config.allowed_hosts),
         root_path=config.root_path,
         load=context.load,

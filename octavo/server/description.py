@@ -13,9 +13,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo import __version__
+from octavo.server.docs_page import HEADERS, docs_page
 from octavo.server.routes import Route, component_schemas, openapi_of, responses_of
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 class Description:
     """An ASGI application for ``PATHS``, which describes ``routes``."""
 
-    PATHS = ("/openapi.json", "/docs", "/docs/oauth2-redirect")
+    PATHS = ("/openapi.json", "/docs")
 
     def __init__(self, routes: Sequence[Route], root_path: str) -> None:
         self._routes = routes
@@ -33,7 +34,9 @@ class Description:
         self._lock = threading.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = await asyncio.to_thread(self._made)
+        app: ASGIApp = await asyncio.to_thread(self._made)
+        if scope["path"].endswith("/docs"):
+            app = self._page
         await app(scope, receive, send)
 
     def _made(self) -> FastAPI:
@@ -44,12 +47,16 @@ class Description:
     def _app(self) -> FastAPI:
         from fastapi import FastAPI
 
-        app = FastAPI(title="Octavo", version=__version__, root_path=self._root_path, redoc_url=None)
+        app = FastAPI(title="Octavo", version=__version__, root_path=self._root_path, docs_url=None, redoc_url=None)
         for route in self._routes:
             _describe(app, route)
         _add_schemas(app, self._routes)
         app.openapi()
         return app
+
+    @cached_property
+    def _page(self) -> Response:
+        return Response(docs_page(self._app.openapi()), media_type="text/html", headers=HEADERS)
 
 
 def _describe(app: FastAPI, route: Route) -> None:

@@ -1,8 +1,7 @@
-"""What every request passes before a route: its id, the host it names, its key, and the count of requests."""
+"""What every request passes before a route: its id, the host it names, and the count of requests."""
 
 from __future__ import annotations
 
-import hmac
 import logging
 import re
 from collections.abc import Sequence
@@ -18,10 +17,6 @@ from octavo.server.api_error import ApiError, as_api_error
 from octavo.server.responses import error_response
 from octavo.util.os_random import OsRandom
 
-OPEN_PATHS = frozenset({"/live", "/health", "/ping", "/metrics", "/ui"})
-"""Routes that need no key."""
-OPEN_PREFIXES = ("/ui/static/",)
-"""Static files of the page; what it shows needs the key."""
 REQUEST_ID_HEADER = "x-request-id"
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
@@ -36,7 +31,7 @@ class ServerLoad:
 
 
 class Gate:
-    """ASGI middleware. ``api_keys`` and ``allowed_hosts`` empty mean that none is asked for.
+    """ASGI middleware. ``allowed_hosts`` empty means that any is served.
 
     The request's id is the client's (X-Request-Id) or a random one: in ``scope["state"]`` and on every answer.
     """
@@ -45,7 +40,6 @@ class Gate:
         self,
         app: ASGIApp,
         *,
-        api_keys: Sequence[str] = (),
         allowed_hosts: Sequence[str] = (),
         root_path: str = "",
         load: ServerLoad,
@@ -53,7 +47,6 @@ class Gate:
     ) -> None:
         self._app = app
         self._load = load
-        self._keys = [key.encode() for key in api_keys]
         self._hosts = frozenset(host.lower() for host in allowed_hosts)
         self._root_path = root_path
         self._logs_access = logs_access
@@ -93,26 +86,7 @@ class Gate:
         host = _host_name(headers.get("host", ""))
         if self._hosts and host not in self._hosts:
             return error_response(ApiError(403, "this host name is not served here."), scope["path"])
-        if self._keys and scope["method"] != "OPTIONS" and not self._is_open(scope) and not self._has_key(headers):
-            missing = ApiError(
-                401,
-                "no valid API key: send one as Authorization: Bearer KEY or x-api-key: KEY.",
-                code="invalid_api_key",
-                headers={"www-authenticate": "Bearer"},
-            )
-            return error_response(missing, scope["path"])
         return None
-
-    def _is_open(self, scope: Scope) -> bool:
-        path = scope["path"].removeprefix(self._root_path)
-        return path in OPEN_PATHS or path.startswith(OPEN_PREFIXES)
-
-    def _has_key(self, headers: Headers) -> bool:
-        scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        given = [headers.get("x-api-key", ""), bearer.strip() if scheme.lower() == "bearer" else ""]
-        # Every comparison is made, in constant time each: nothing is learnt from how long it takes.
-        found = [hmac.compare_digest(each.encode("latin-1", "replace"), key) for each in given for key in self._keys]
-        return any(found)
 
 
 class _Answer:

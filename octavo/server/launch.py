@@ -49,16 +49,16 @@ def serve(args: EngineArgs, config: ServerConfig) -> int:
     tls = read_tls(config)
     _check_parsers(config)
     listener = bind(config)
+    end_at_once.socket_path = config.uds
     logger.info("Listening on %s; the model is loading", address_of(listener, config))
-    end_at_once.hold()
-    core = _start_core(args)
+    core = end_at_once.core = _make_core(args)
+    with contextlib.suppress(OSError):  # its client tries again, and tells
+        core.start()
     responder = StartupResponder(listener, tls)
     starting = _in_thread(partial(_start_engine, args, core))
     try:
-        end_at_once.release()
         from octavo.server.running import run_server
 
-        end_at_once.check()
         return run_server(args, config, api_keys, listener, responder, starting)
     finally:
         responder.stop()
@@ -69,34 +69,22 @@ def serve(args: EngineArgs, config: ServerConfig) -> int:
 
 
 class EndAtOnce:
-    """Answers a signal while nothing is served yet: the exit handlers end the core, and that is all there is to end.
+    """Answers a signal while nothing is served yet: the core ends and then, there and then, this process.
 
-    What a signal handler raises is lost where the interpreter runs a callback of its own, of which an import has many:
-    ``check`` makes up for that.
+    It raises nothing: in the midst of an import, which is what goes on then, an exception may be lost, or leave the
+    interpreter's import lock to nobody, for which the exit handlers would wait for ever.
     """
 
     def __init__(self) -> None:
-        self._is_asked = False
-        self._is_held = False
+        self.core: CoreProcess | None = None
+        self.socket_path: str | None = None
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        self._is_asked = True
-        if not self._is_held:
-            self.check()
-
-    def hold(self) -> None:
-        """Answer a signal that comes from now on with ``release``."""
-        self._is_held = True
-
-    def release(self) -> None:
-        """Answer signals at once again."""
-        self._is_held = False
-        self.check()
-
-    def check(self) -> None:
-        """End, if a signal has asked for it."""
-        if self._is_asked:
-            raise SystemExit(0)
+        if self.core is not None:
+            self.core.end()
+        if self.socket_path is not None:
+            Path(self.socket_path).unlink(missing_ok=True)
+        os._exit(0)
 
 
 def bind(config: ServerConfig) -> socket.socket:
@@ -184,11 +172,8 @@ def _has_worker(args: EngineArgs) -> bool:
     return args.load_format != "mock" and args.distributed_executor_backend == "uni"
 
 
-def _start_core(args: EngineArgs) -> CoreProcess:
-    core = CoreProcess(preload=WORKER_MODULE if _has_worker(args) else "")
-    with contextlib.suppress(OSError):  # its client tries again, and tells
-        core.start()
-    return core
+def _make_core(args: EngineArgs) -> CoreProcess:
+    return CoreProcess(preload=WORKER_MODULE if _has_worker(args) else "")
 
 
 def _start_engine(args: EngineArgs, core: CoreProcess) -> AsyncLLM:

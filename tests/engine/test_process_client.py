@@ -204,13 +204,16 @@ def test_sockets_are_unix_domain_sockets_in_a_private_folder(shared_client: Proc
         assert [c for c in psutil.Process(pid).net_connections("inet") if c.status == psutil.CONN_LISTEN] == []
 
 
-def test_ctrl_c_does_not_reach_the_core(shared_client: ProcessClient) -> None:
-    os.kill(shared_client.pid, signal.SIGINT)
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_what_is_sent_to_every_process_at_once_leaves_the_core_to_its_parent(
+    shared_client: ProcessClient, signal_number: signal.Signals
+) -> None:
+    os.kill(shared_client.pid, signal_number)
     time.sleep(0.1)
     shared_client.check_health()
 
 
-@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGSEGV])
 def test_a_killed_core_raises_in_every_waiter(client: ProcessClient, signal_number: signal.Signals) -> None:
     client.add_request(make_message("a", 4, max_tokens=1))
     answer(client, "a")

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from octavo.device.worker.worker import Worker
@@ -15,6 +16,7 @@ from octavo.words.messages import SchedulerOutput
 POISON_LENGTH = 13
 FRAGILE_LENGTH = 11
 LAST_STEP = 14
+STEPS_FOLDER = "OCTAVO_TEST_STEPS_FOLDER"
 
 
 class PlantedWorker(Worker):
@@ -47,6 +49,24 @@ class SlowWorker(PlantedWorker):
 
     def execute(self, step: SchedulerOutput) -> Any:
         time.sleep(0.01)
+        return super().execute(step)
+
+
+class SteppedWorker(Worker):
+    """Writes the requests of each step into the file ``steps`` of a folder, a line for a step, and computes it when
+    the file ``permits`` beside it has a byte for each step so far."""
+
+    num_steps = 0
+
+    def execute(self, step: SchedulerOutput) -> Any:
+        if step.num_scheduled_tokens:
+            folder = Path(os.environ[STEPS_FOLDER])
+            with (folder / "steps").open("a") as steps:
+                print(*step.num_scheduled_tokens, file=steps)
+            self.num_steps += 1
+            deadline = time.monotonic() + 60
+            while (folder / "permits").stat().st_size < self.num_steps and time.monotonic() < deadline:
+                time.sleep(0.002)
         return super().execute(step)
 
 

@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from tests import waiting
+from tests.faults.planted_worker import STEPS_FOLDER
 from tests.server.conftest import RunningServer
 from tests.succ import successor
 
@@ -140,6 +141,7 @@ def test_one_signal_ends_the_whole_tree(start: Callable[..., RunningServer], pha
     server.process.send_signal(number)
     assert server.process.wait(END_TIMEOUT_S) == 0, server.log.read_text()
     assert soon(lambda: is_gone(processes))
+    assert "Traceback" not in server.log.read_text()
 
 
 def test_answers_end_in_peace_when_there_is_time_and_new_ones_are_refused(start: Callable[..., RunningServer]) -> None:
@@ -180,6 +182,7 @@ def test_a_signal_to_every_process_at_once_lets_answers_end_too(start: Callable[
     stream.join(120)
     assert (stream.text, stream.finish_reason, stream.error) == (whole_answer("A"), "length", None)
     assert server.process.wait(END_TIMEOUT_S) == 0
+    assert "Starting the engine core again" not in server.log.read_text()
 
 
 def test_a_second_signal_ends_it_at_once(start: Callable[..., RunningServer]) -> None:
@@ -300,6 +303,28 @@ def test_clients_that_go_away_give_back_their_blocks(start: Callable[..., Runnin
     page = server.client.get("/metrics").text
     ended = re.findall(r'request_success_total{[^}]*finished_reason="(\w+)"[^}]*} (\S+)', page)
     assert dict(ended) == {"abort": "3.0"}
+
+
+def test_no_step_is_begun_for_a_client_that_has_gone(
+    start: Callable[..., RunningServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case OA08, counted in steps."""
+    monkeypatch.setenv(STEPS_FOLDER, str(tmp_path))
+    steps, permits = tmp_path / "steps", tmp_path / "permits"
+    permits.write_bytes(b"." * 4)
+    worker = ("--worker-cls", "tests.faults.planted_worker:SteppedWorker", "--num-threads", "1", "--max-burst-ms", "0")
+    server = start(*worker)
+    server.wait_until_ready()
+    body = {"prompt": "A", "n": 2, "max_tokens": 900, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as answer:
+        next(pieces := answer.iter_bytes())  # kept: the stream ends with its iterator
+        assert soon(lambda: steps.exists() and len(steps.read_text().splitlines()) == 5), "the fifth step waits"
+    del pieces
+    assert soon(lambda: server.client.get("/load").json() == {"server_load": 0})
+    permits.write_bytes(b"." * 1000)
+    assert server.becomes_idle()
+    assert len(steps.read_text().splitlines()) <= 6
+    assert server.is_alive()
 
 
 def test_truncated_weights_end_the_server_with_1_and_their_name(

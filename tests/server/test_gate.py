@@ -17,7 +17,7 @@ from octavo.server.app import build_app, build_gate
 from octavo.server.body import BodyReader
 from octavo.server.context import ServerContext
 from octavo.server.engine_state import EngineState
-from octavo.server.gate import OPEN_PATHS, OPEN_PREFIXES
+from octavo.server.key_check import OPEN_PATHS, OPEN_PREFIXES
 
 KEYS = ["secret", "other"]
 
@@ -140,6 +140,16 @@ def test_browsers_of_other_origins_are_let_in_only_if_named() -> None:  # SE13
     allowed = ask(make_context(allowed_origins="http://page"), "OPTIONS", "/v1/completions", headers=asked)
     assert allowed.headers["access-control-allow-origin"] == "http://page"
     assert "access-control-allow-credentials" not in allowed.headers
+
+
+def test_a_script_of_a_named_origin_can_read_why_it_was_refused() -> None:
+    context = make_context(allowed_origins="http://page")
+    for key, status in (("wrong", 401), ("secret", 503)):
+        headers = {"Origin": "http://page", "x-api-key": key}
+        answer = ask(context, "POST", "/v1/completions", headers=headers, json={"prompt": "a"})
+        assert answer.status_code == status
+        assert answer.headers["access-control-allow-origin"] == "http://page"
+        assert "x-request-id" in answer.headers["access-control-expose-headers"]
 
 
 def test_errors_in_anthropics_routes_have_their_shape() -> None:

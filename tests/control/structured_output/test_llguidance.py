@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import numpy as np
@@ -142,6 +143,30 @@ def test_so03_what_cannot_be_met_is_refused_with_its_reason(params: dict[str, An
     assert caught.value.param == "structured_outputs"
 
 
+@pytest.mark.parametrize(
+    ("params", "named"),
+    [
+        ({"grammar": "start: a\na: b\nb: a"}, "holds to it; give every rule an alternative that ends"),
+        ({"grammar": 'root ::= "x" root'}, None),
+        ({"grammar": 'start: start "a" | "b"'}, None),
+        ({"grammar": "start: nowhere"}, 'unknown name: "nowhere"; grammars are written in Lark'),
+        ({"grammar": 'start: "a" ('}, "Expected token ')'"),
+        ({"grammar": "start: /a(/"}, "unclosed group; grammars"),
+    ],
+)
+def test_a_refusal_is_one_line_that_says_what_to_do(
+    backend: LLGuidanceBackend, params: dict[str, Any], named: str | None
+) -> None:
+    given = StructuredOutputParams(**params)
+    if named is None:
+        assert allowed(backend.compile(given), backend)
+        return
+    with pytest.raises(RequestError, match=f"^structured_outputs.{given.kind} cannot be used: ") as caught:
+        backend.compile(given)
+    assert named in str(caught.value) and "\n" not in str(caught.value)
+    assert caught.value.param == "structured_outputs"
+
+
 @pytest.mark.timeout(20)
 def test_so08_huge_bounds_are_compiled_or_refused_at_once(backend: LLGuidanceBackend) -> None:
     deep: dict[str, Any] = {"type": "string", "maxLength": 10**6}
@@ -166,3 +191,18 @@ def test_a_wrong_value_names_its_field(params: dict[str, Any]) -> None:
     with pytest.raises(RequestError) as caught:
         StructuredOutputParams(**params)
     assert caught.value.param == next(iter(params))
+
+
+@pytest.mark.parametrize(
+    ("params", "named"),
+    [({"regex": "[ab]*a[ab]{30}c"}, "smaller repetitions"), ({"grammar": 'start: "a" start | ""'}, "list: list item")],
+)
+def test_a_constraint_that_grows_too_large_while_it_is_used_says_what_to_do(
+    backend: LLGuidanceBackend, params: dict[str, Any], named: str
+) -> None:
+    grammar = backend.compile(StructuredOutputParams(**params))
+    rng = random.Random(0)
+    letters = "ab" if "regex" in params else "a"
+    for _ in range(400):
+        grammar.accept([ord(rng.choice(letters)) for _ in range(100)])
+    assert grammar.error is not None and named in grammar.error and "\n" not in grammar.error

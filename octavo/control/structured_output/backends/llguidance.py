@@ -7,11 +7,13 @@ refused on every machine. Compiled grammars live in Rust and are copied, state a
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import llguidance
+import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
@@ -32,6 +34,7 @@ WHITESPACE = r"[ \n\r\t]{1,4}"
 
 LIMITS = LLParserLimits(max_lexer_states=20_000, verbose_errors=False)
 ALL_ALLOWED = -1
+DRAWN_PLACE = re.compile(r"(?: \(at [^\n]*)?\n +\d+ \|")
 
 
 class LLGuidanceBackend:
@@ -49,10 +52,13 @@ class LLGuidanceBackend:
 
     def compile(self, params: StructuredOutputParams) -> LLGuidanceGrammar:
         matcher = LLMatcher(self._tokenizer, grammar_text(params), log_level=0, limits=LIMITS)
-        if matcher.is_error():
-            raise _refusal(params, matcher.get_error())
-        way = self._way_from_start(matcher) if params.is_json else None
-        return LLGuidanceGrammar(matcher, self._closer, self.num_mask_words, way)
+        grammar = LLGuidanceGrammar(params.kind, matcher, self._closer, self.num_mask_words)
+        grammar.fill(np.empty((1, self.num_mask_words), np.int32), ())  # a mask tells whether any text is allowed
+        if grammar.error is not None:
+            raise RequestError(grammar.error, param="structured_outputs")
+        if params.is_json:
+            grammar.way_from_start = self._way_from_start(matcher)
+        return grammar
 
     def _way_from_start(self, matcher: LLMatcher) -> Way:
         """For all copies of a grammar, on the thread that compiles it."""
@@ -60,23 +66,23 @@ class LLGuidanceBackend:
 
 
 class LLGuidanceGrammar:
-    """One matcher; ``closer`` is asked for what knows the vocabulary's JSON, where somebody needs it.
+    """One matcher for a constraint of that kind; ``closer`` is asked for what knows the vocabulary's JSON, where
+    somebody needs it.
 
     ``way_from_start`` leads to JSON's end; None where there is none of at most LONGEST_END tokens.
     """
 
-    def __init__(
-        self, matcher: LLMatcher, closer: Callable[[], JsonCloser], num_mask_words: int, way_from_start: Way
-    ) -> None:
+    def __init__(self, kind: str, matcher: LLMatcher, closer: Callable[[], JsonCloser], num_mask_words: int) -> None:
+        self.way_from_start: Way = None
+        self._kind = kind
         self._matcher = matcher
         self._closer = closer
         self._num_mask_words = num_mask_words
-        self._way_from_start = way_from_start
         self._is_at_start = True
 
     @property
     def error(self) -> str | None:
-        return self._matcher.get_error() if self._matcher.is_error() else None
+        return _refusal_text(self._kind, self._matcher.get_error()) if self._matcher.is_error() else None
 
     @property
     def is_complete(self) -> bool:
@@ -100,7 +106,7 @@ class LLGuidanceGrammar:
         self._closer().narrow(row)
 
     def way_to_end(self, draft_token_ids: Sequence[int], most: int, known: Way = None) -> Way:
-        way = self._way_from_start
+        way = self.way_from_start
         if self._is_at_start and not draft_token_ids:
             return way if way is not None and len(way) <= most else None
         matcher = self._matcher.deep_copy()
@@ -109,9 +115,8 @@ class LLGuidanceGrammar:
         return EndFinder(matcher, self._closer(), self._num_mask_words, known or way or ()).find(most)
 
     def copy(self) -> LLGuidanceGrammar:
-        matcher, way = self._matcher.deep_copy(), self._way_from_start
-        copied = LLGuidanceGrammar(matcher, self._closer, self._num_mask_words, way)
-        copied._is_at_start = self._is_at_start
+        copied = LLGuidanceGrammar(self._kind, self._matcher.deep_copy(), self._closer, self._num_mask_words)
+        copied.way_from_start, copied._is_at_start = self.way_from_start, self._is_at_start
         return copied
 
 
@@ -239,7 +244,29 @@ def _check_nesting(params: StructuredOutputParams, schema: Any) -> None:
 
 
 def _refusal(params: StructuredOutputParams, reason: str) -> RequestError:
-    return RequestError(f"structured_outputs.{params.kind} cannot be used: {reason}.", param="structured_outputs")
+    return RequestError(_refusal_text(params.kind, reason), param="structured_outputs")
+
+
+def _refusal_text(kind: str, reason: str) -> str:
+    """One line: what was asked, why it cannot be had, and what can. ``reason`` is ours or the library's."""
+    told = next((told for sign, told in _REASONS.items() if sign in reason), None)
+    if told is None:
+        where = DRAWN_PLACE.search(reason)  # below its words, the library draws the place
+        told = " ".join(reason[: where.start() if where else None].split()).rstrip(".") + _ADVICE.get(kind, "")
+    return f"structured_outputs.{kind} cannot be used: {told}."
+
+
+_REASONS = {
+    "NoExtensionBias": "no text of this vocabulary holds to it; give every rule an alternative that ends, for one that "
+    "always names itself never does",
+    "lexer error: too many": "its regular expressions take too many states; use fewer, or smaller repetitions",
+    "Current row has": "a token can be read in too many ways; write lists as (list: list item), not (list: item list), "
+    "and fewer alternatives that begin alike",
+    "too big": "it is too big; use fewer and shorter alternatives, or smaller repetitions",
+}
+"""Signs of what the library says in words of its own."""
+
+_ADVICE = {"grammar": "; grammars are written in Lark, with a rule start, or in GBNF, with a rule root"}
 
 
 class _Vocabulary:
