@@ -134,6 +134,7 @@ def test_additional_properties_can_be_closed(backend: LLGuidanceBackend) -> None
         ({"regex": r"a(?=b)"}, "look"),
         ({"grammar": "no rules here"}, "grammar"),
         ({"structural_tag": {"structures": []}}, "triggers"),
+        ({"structural_tag": {"structures": [], "triggers": []}}, "no structures"),
     ],
 )
 def test_so03_what_cannot_be_met_is_refused_with_its_reason(params: dict[str, Any], named: str) -> None:

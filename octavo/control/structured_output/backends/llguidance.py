@@ -180,6 +180,8 @@ def _structural_tag_text(params: StructuredOutputParams) -> str:
     given = params.structural_tag
     tag: Any = json.loads(given) if isinstance(given, str) else given
     structures, triggers = tag["structures"], tag["triggers"]
+    if not structures:
+        raise ValueError("it has no structures: name one at least")
     tags = [
         llguidance.StructTag(
             trigger=_trigger_of(structure["begin"], triggers),
