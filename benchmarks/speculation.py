@@ -205,6 +205,8 @@ def compare(plain: LLM, speculating: LLM, draft: LLM | None, workload: str, args
         "distinct_4_grams": round(distinct_share(answers), 3),
         "num_tokens": sum(map(len, answers)),
         "switched_off": is_off,
+        "speed_ups": [round(theirs.seconds / ours.seconds, 3) for theirs, ours, _ in pairs],
+        "cpu_ratios": [round(cpu_ratio_of(theirs, ours), 3) for theirs, ours, _ in pairs],
         "met": bars_met(args.method, workload, speed_up, of_predicted, cpu_ratio, is_off=is_off),
     }
 

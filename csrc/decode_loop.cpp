@@ -1,7 +1,10 @@
 #include "decode_loop.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
+
+#include "best_columns.h"
 
 namespace octavo {
 namespace {
@@ -22,15 +25,13 @@ void append(const DecodingRequests& requests, std::int64_t slot, std::int64_t to
 std::vector<std::int64_t> DecodeLoop::run(ThreadPool& pool, const DecodingRequests& requests,
                                           const std::vector<std::int64_t>& slots, std::vector<bool> going,
                                           std::size_t num_steps) const {
-    std::vector<std::int64_t> tokens, positions(slots.size());
+    std::vector<std::int64_t> tokens;
     tokens.reserve(num_steps * slots.size());
     std::iota(step_.logit_rows, step_.logit_rows + slots.size(), 0);
     bool goes_on = true;
     for (std::size_t step = 0; step < num_steps && goes_on; ++step) {
-        compute_logits(pool, requests, slots);
-        for (std::size_t r = 0; r < slots.size(); ++r) positions[r] = requests.num_tokens[slots[r]];
-        const std::vector<std::int64_t> chosen = choose_usable_tokens(
-            pool, step_.logits, step_.vocab_size, requests.choices, requests.num_text_tokens, slots, positions);
+        forward(pool, requests, slots);
+        const std::vector<std::int64_t> chosen = choose(pool, requests, slots);
         bool has_failed = false;
         for (std::size_t r = 0; r < slots.size(); ++r) {
             has_failed |= chosen[r] < 0;
@@ -44,13 +45,39 @@ std::vector<std::int64_t> DecodeLoop::run(ThreadPool& pool, const DecodingReques
     return tokens;
 }
 
-void DecodeLoop::compute_logits(ThreadPool& pool, const DecodingRequests& requests,
-                                const std::vector<std::int64_t>& slots) const {
+void DecodeLoop::forward(ThreadPool& pool, const DecodingRequests& requests,
+                         const std::vector<std::int64_t>& slots) const {
     for (const std::int64_t slot : slots) ++requests.num_computed[slot];
     const KnownRequests known{requests.token_ids, requests.columns, requests.num_tokens, requests.num_computed};
     layout_.write(known, requests.blocks, slots, std::vector<std::int64_t>(slots.size(), 1));
     step_.forward->replay(pool, slots.size(), slots.size());
+}
+
+std::vector<std::int64_t> DecodeLoop::choose(ThreadPool& pool, const DecodingRequests& requests,
+                                             const std::vector<std::int64_t>& slots) const {
+    std::vector<std::int64_t> best = best_tokens(pool, requests, slots);
+    if (!best.empty()) return best;
     step_.logits_graph->replay(pool, slots.size(), slots.size());
+    std::vector<std::int64_t> positions(slots.size());
+    for (std::size_t r = 0; r < slots.size(); ++r) positions[r] = requests.num_tokens[slots[r]];
+    return choose_usable_tokens(pool, step_.logits, step_.vocab_size, requests.choices, requests.num_text_tokens, slots,
+                                positions);
+}
+
+// Where many requests all take the best token and each has one, without logits that anybody stores; else none.
+std::vector<std::int64_t> DecodeLoop::best_tokens(ThreadPool& pool, const DecodingRequests& requests,
+                                                  const std::vector<std::int64_t>& slots) const {
+    if (slots.size() < kLeastRowsOfBest) return {};
+    for (const std::int64_t slot : slots) {
+        if (requests.choices[slot].temperature != 0.0f) return {};
+    }
+    step_.best_graph->replay(pool, slots.size(), slots.size());
+    std::vector<std::int64_t> tokens(slots.size());
+    for (std::size_t r = 0; r < slots.size(); ++r) {
+        tokens[r] = static_cast<std::int64_t>(step_.best[2 * r + 1]);
+        if (!std::isfinite(step_.best[2 * r]) || tokens[r] >= requests.num_text_tokens[slots[r]]) return {};
+    }
+    return tokens;
 }
 
 }  // namespace octavo

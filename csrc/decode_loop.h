@@ -12,13 +12,16 @@
 
 namespace octavo {
 
-// What a step runs: a forward pass, then logits of the rows that `logit_rows` names, which lie at `logits` then.
+// What a step runs: a forward pass, then for the rows that `logit_rows` names either logits, or of each row no more than
+// the largest logit and its id.
 struct CapturedStep {
     Graph* forward;
     Graph* logits_graph;
+    Graph* best_graph;
     std::int64_t* logit_rows;
     float* logits;
     std::size_t vocab_size;
+    double* best;  // [rows, 2]
 };
 
 // The requests of all table slots, whose next tokens are added to them; there is room. Ids from num_text_tokens on are
@@ -46,7 +49,11 @@ public:
                                   std::size_t num_steps) const;
 
 private:
-    void compute_logits(ThreadPool& pool, const DecodingRequests& requests, const std::vector<std::int64_t>& slots) const;
+    void forward(ThreadPool& pool, const DecodingRequests& requests, const std::vector<std::int64_t>& slots) const;
+    std::vector<std::int64_t> choose(ThreadPool& pool, const DecodingRequests& requests,
+                                     const std::vector<std::int64_t>& slots) const;
+    std::vector<std::int64_t> best_tokens(ThreadPool& pool, const DecodingRequests& requests,
+                                          const std::vector<std::int64_t>& slots) const;
 
     const CapturedStep step_;
     const StepLayout& layout_;

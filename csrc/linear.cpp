@@ -1,6 +1,7 @@
 #include "linear.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <stdexcept>
 
@@ -117,6 +118,51 @@ std::vector<float> PackedLinear::padded_bias(const void* bias) const {
     return padded;
 }
 
+struct PackedLinear::Tasks {
+    // run_task(what to compute, and which results those are)
+    template <class RunTask>
+    void run(ThreadPool& pool, const RunTask& run_task) const {
+        const auto run_numbered = [&](std::size_t index, int) {
+            LinearTask part = task;
+            const std::size_t row = index % row_tasks * rows_per_task;
+            part.x = static_cast<const char*>(task.x) + row * row_bytes;
+            part.num_rows = std::min(rows_per_task, task.num_rows - row);
+            part.first_panel = index / row_tasks * panels_per_task;
+            part.last_panel = std::min(part.first_panel + panels_per_task, num_panels);
+            const std::size_t column = part.first_panel * panel_columns;
+            const std::size_t end = std::min(part.last_panel * panel_columns, task.num_columns);
+            run_task(part, ResultTile{index / row_tasks, row, part.num_rows, column, end - column});
+        };
+        if (row_tasks == 1) return pool.run_in_parts(panel_tasks, run_numbered);
+        // All rows of some panels before the next: weights come from memory once.
+        pool.run(panel_tasks * row_tasks, run_numbered);
+    }
+
+    LinearTask task;  // of all rows and panels
+    std::size_t row_bytes, rows_per_task, row_tasks, panels_per_task, panel_tasks, num_panels, panel_columns;
+};
+
+PackedLinear::Tasks PackedLinear::tasks_of(ThreadPool& pool, const void* x, std::size_t num_rows, LinearTask task) const {
+    const bool widens = type_ == NumberType::bfloat16 && kernels_.widens;
+    const Split step = split(num_rows, num_panels(), gated_ ? 2 : 1, static_cast<std::size_t>(pool.num_threads()));
+    task.x = widens ? widened(pool, kernels_, x, num_rows * k()) : x;
+    task.num_rows = num_rows;
+    task.k = k();
+    task.panels = panels_.data();
+    task.streams = num_rows <= kStreamedRows;
+    task.bias = bias_.empty() ? nullptr : bias_.data();
+    task.num_columns = num_columns();
+    task.paired = gated_;
+    return {.task = task,
+            .row_bytes = k() * (widens ? sizeof(float) : item_bytes(type_)),
+            .rows_per_task = step.rows_per_task,
+            .row_tasks = divide_up(num_rows, step.rows_per_task),
+            .panels_per_task = step.panels_per_task,
+            .panel_tasks = divide_up(num_panels(), step.panels_per_task),
+            .num_panels = num_panels(),
+            .panel_columns = panel_columns()};
+}
+
 void PackedLinear::run(ThreadPool& pool, const void* x, NumberType x_type, std::size_t num_rows, NumberType out_type,
                        void* out) const {
     if (x_type != type_ || (out_type != type_ && out_type != NumberType::float32)) throw_other_type();
@@ -137,35 +183,32 @@ void PackedLinear::run_gated(ThreadPool& pool, const void* x, NumberType x_type,
                type_);
 }
 
+void PackedLinear::run_best(ThreadPool& pool, const void* x, NumberType x_type, std::size_t num_rows, float softcap,
+                            double* best) const {
+    if (x_type != type_ || gated_) throw_other_type();
+    if (num_rows == 0) return;
+    linear_counter.add(isa_);
+    const LinearKernel kernel = type_ == NumberType::float32 ? kernels_.float32 : kernels_.bfloat16_float32;
+    const Tasks tasks = tasks_of(pool, x, num_rows, {});
+    BestColumns found(num_rows, tasks.panel_tasks, softcap);
+    tasks.run(pool, [&](LinearTask part, const ResultTile& tile) {
+        float* room = BestColumns::room(tile);
+        part.out = reinterpret_cast<void*>(reinterpret_cast<std::uintptr_t>(room) - tile.column * sizeof(float));
+        part.out_stride = tile.num_columns;
+        kernel(part);
+        found.take(tile, room);
+    });
+    found.write(best);
+}
+
 // `task` says where results go.
 void PackedLinear::run_kernel(ThreadPool& pool, LinearKernel kernel, const void* x, std::size_t num_rows,
                               LinearTask task, NumberType out_type) const {
     if (num_rows == 0) return;
-    const bool widens = type_ == NumberType::bfloat16 && kernels_.widens;
-    const auto* rows = static_cast<const char*>(widens ? widened(pool, kernels_, x, num_rows * k()) : x);
-    const std::size_t row_bytes = k() * (widens ? sizeof(float) : item_bytes(type_));
-    const Split step = split(num_rows, num_panels(), gated_ ? 2 : 1, static_cast<std::size_t>(pool.num_threads()));
-    const std::size_t row_tasks = divide_up(num_rows, step.rows_per_task);
-    const std::size_t panel_tasks = divide_up(num_panels(), step.panels_per_task);
-    const auto run_task = [&](std::size_t index, int) {
-        const std::size_t row = index % row_tasks * step.rows_per_task;
-        LinearTask part = task;
-        part.x = rows + row * row_bytes;
-        part.num_rows = std::min(step.rows_per_task, num_rows - row);
-        part.k = k();
-        part.panels = panels_.data();
-        part.first_panel = index / row_tasks * step.panels_per_task;
-        part.last_panel = std::min(part.first_panel + step.panels_per_task, num_panels());
-        part.streams = num_rows <= kStreamedRows;
-        part.bias = bias_.empty() ? nullptr : bias_.data();
-        part.out = static_cast<char*>(task.out) + row * task.out_stride * item_bytes(out_type);
-        part.num_columns = num_columns();
-        part.paired = gated_;
+    tasks_of(pool, x, num_rows, task).run(pool, [&](LinearTask part, const ResultTile& tile) {
+        part.out = static_cast<char*>(task.out) + tile.row * task.out_stride * item_bytes(out_type);
         kernel(part);
-    };
-    if (row_tasks == 1) return pool.run_in_parts(panel_tasks, run_task);
-    // All rows of some panels before the next: weights come from memory once.
-    pool.run(panel_tasks * row_tasks, run_task);
+    });
 }
 
 void PackedLinear::unpack_rows(ThreadPool& pool, const std::int64_t* ids, std::size_t num_ids, NumberType out_type,

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "arena.h"
+#include "best_columns.h"
 #include "isa.h"
 #include "packed_matrix.h"
 #include "simd/linear.h"
@@ -22,6 +23,8 @@ public:
     // Sums are float32, in ascending k; rounded once, after the bias.
     void run(ThreadPool& pool, const void* x, NumberType x_type, std::size_t num_rows, NumberType out_type,
              void* out) const override;
+    void run_best(ThreadPool& pool, const void* x, NumberType x_type, std::size_t num_rows, float softcap,
+                  double* best) const override;
     void run_gated(ThreadPool& pool, const void* x, NumberType x_type, std::size_t num_rows, Activation activation,
                    void* out) const override;
     void unpack_rows(ThreadPool& pool, const std::int64_t* ids, std::size_t num_ids, NumberType out_type,
@@ -43,6 +46,10 @@ private:
     std::vector<float> padded_bias(const void* bias) const;
     void run_kernel(ThreadPool& pool, LinearKernel kernel, const void* x, std::size_t num_rows, LinearTask task,
                     NumberType out_type) const;
+
+    // How rows and panels are shared out, and what of `task` all tasks have in common.
+    struct Tasks;
+    Tasks tasks_of(ThreadPool& pool, const void* x, std::size_t num_rows, LinearTask task) const;
 
     const Isa isa_;
     const LinearKernels& kernels_;

@@ -29,6 +29,10 @@ public:
     virtual void run(ThreadPool& pool, const void* x, NumberType x_type, std::size_t num_rows, NumberType out_type,
                      void* out) const = 0;
 
+    // Of the float32 results of `run`: best [num_rows, 2], as BestColumns writes it.
+    virtual void run_best(ThreadPool& pool, const void* x, NumberType x_type, std::size_t num_rows, float softcap,
+                          double* best) const = 0;
+
     // activation(gate) * up, [num_rows, num_columns / 2] of x's type, where the first half of the columns are gates and
     // the others what they let through. Rounded as `run` and the activation after it would; a format may do both at once.
     virtual void run_gated(ThreadPool& pool, const void* x, NumberType x_type, std::size_t num_rows,

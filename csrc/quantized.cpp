@@ -186,8 +186,15 @@ std::size_t QuantizedMatrix::bytes() const {
     return sum;
 }
 
-void QuantizedMatrix::run(ThreadPool& pool, const void* x, NumberType x_type, std::size_t num_rows, NumberType out_type,
-                          void* out) const {
+std::size_t QuantizedMatrix::num_column_tasks() const {
+    std::size_t sum = 0;
+    for (const auto& part : parts_) sum += part->num_tasks();
+    return sum;
+}
+
+template <class Put>
+void QuantizedMatrix::run_tiles(ThreadPool& pool, const void* x, NumberType x_type, std::size_t num_rows,
+                                NumberType out_type, const Put& put) const {
     for (const auto& part : parts_) counters[index_of(part->format)].add();
     if (num_rows == 0) return;
     const QuantizedKernels& kernels = kKernels.active();
@@ -202,25 +209,46 @@ void QuantizedMatrix::run(ThreadPool& pool, const void* x, NumberType x_type, st
             }
         }
     });
-    std::size_t tasks_of_rows = 0;
-    for (const auto& part : parts_) tasks_of_rows += part->num_tasks();
+    const std::size_t column_tasks = num_column_tasks();
     const auto run_task = [&](std::size_t number, int) {
-        const std::size_t row = number / tasks_of_rows * kRowsAtOnce;
-        std::size_t of_part = number % tasks_of_rows;
+        const std::size_t row = number / column_tasks * kRowsAtOnce;
+        std::size_t of_part = number % column_tasks;
         auto part = parts_.begin();
         while (of_part >= (*part)->num_tasks()) of_part -= (*part++)->num_tasks();
         QuantizedTask task = (*part)->task(of_part);
-        const std::size_t column = (*part)->first_column + (*part)->num_columns - task.num_columns;
         task.x = inputs + row;
         task.x_stride = num_rows;
         task.num_rows = std::min(kRowsAtOnce, num_rows - row);
-        task.out = static_cast<char*>(out) + (row * num_columns() + column) * item_bytes(out_type);
-        task.out_stride = num_columns();
+        const std::size_t column = (*part)->first_column + (*part)->num_columns - task.num_columns;
+        const std::size_t columns = std::min(task.num_panels * kQuantizedColumns, task.num_columns);
         const auto& kernel = out_type == NumberType::float32 ? kernels.to_float32 : kernels.to_bfloat16;
-        kernel[index_of((*part)->format)](task);
+        put(ResultTile{number % column_tasks, row, task.num_rows, column, columns}, [&](void* out, std::size_t stride) {
+            task.out = out;
+            task.out_stride = stride;
+            kernel[index_of((*part)->format)](task);
+        });
     };
-    if (num_rows <= kRowsAtOnce) return pool.run_in_parts(tasks_of_rows, run_task);
-    pool.run(tasks_of_rows * divide_up(num_rows, kRowsAtOnce), run_task);
+    if (num_rows <= kRowsAtOnce) return pool.run_in_parts(column_tasks, run_task);
+    pool.run(column_tasks * divide_up(num_rows, kRowsAtOnce), run_task);
+}
+
+void QuantizedMatrix::run(ThreadPool& pool, const void* x, NumberType x_type, std::size_t num_rows, NumberType out_type,
+                          void* out) const {
+    run_tiles(pool, x, x_type, num_rows, out_type, [&](const ResultTile& tile, const auto& compute) {
+        const std::size_t first = tile.row * num_columns() + tile.column;
+        compute(static_cast<char*>(out) + first * item_bytes(out_type), num_columns());
+    });
+}
+
+void QuantizedMatrix::run_best(ThreadPool& pool, const void* x, NumberType x_type, std::size_t num_rows, float softcap,
+                               double* best) const {
+    BestColumns found(num_rows, num_column_tasks(), softcap);
+    run_tiles(pool, x, x_type, num_rows, NumberType::float32, [&](const ResultTile& tile, const auto& compute) {
+        float* room = BestColumns::room(tile);
+        compute(room, tile.num_columns);
+        found.take(tile, room);
+    });
+    found.write(best);
 }
 
 const QuantizedMatrix::Part& QuantizedMatrix::part_of(std::size_t column) const {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "arena.h"
+#include "best_columns.h"
 #include "packed_matrix.h"
 #include "simd/quantized.h"
 
@@ -40,6 +41,9 @@ public:
     void run(ThreadPool& pool, const void* x, NumberType x_type, std::size_t num_rows, NumberType out_type,
              void* out) const override;
 
+    void run_best(ThreadPool& pool, const void* x, NumberType x_type, std::size_t num_rows, float softcap,
+                  double* best) const override;
+
     // The numbers that the format's scales and integers stand for, as dequantize.h has them.
     void unpack_rows(ThreadPool& pool, const std::int64_t* ids, std::size_t num_ids, NumberType out_type,
                      void* out) const override;
@@ -52,6 +56,12 @@ private:
 
     std::size_t num_groups() const { return (k() + kGroup - 1) / kGroup; }
     const Part& part_of(std::size_t column) const;
+    std::size_t num_column_tasks() const;
+
+    // put(tile, compute) for all tiles of the product, where compute(where its results go, and their stride) makes them.
+    template <class Put>
+    void run_tiles(ThreadPool& pool, const void* x, NumberType x_type, std::size_t num_rows, NumberType out_type,
+                   const Put& put) const;
 
     Arena panels_;  // of the parts, one after the other
     std::vector<std::unique_ptr<Part>> parts_;

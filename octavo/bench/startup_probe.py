@@ -1,4 +1,7 @@
-"""What ``octavo bench startup`` runs in a fresh process: start, one token, phases as JSON on standard output."""
+"""What ``octavo bench startup`` runs in a fresh process: start, one token, phases as JSON on standard output.
+
+It starts as ``octavo generate`` does.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,15 @@ import sys
 import time
 from typing import Any
 
-from octavo.device.platform.torch_import import import_torch_lazily
+from octavo.device.platform.torch_import import begin_loading_torch, import_torch_lazily
+from octavo.util.collector import paused_collector
 from octavo.words.errors import OctavoError
 
 
 def main() -> int:
     """Arguments: when the process was started (``time.time``), and the engine's options as JSON."""
     began, options = float(sys.argv[1]), json.loads(sys.argv[2])
-    import_torch_lazily()  # as `octavo generate` does
+    import_torch_lazily()
     try:
         print(json.dumps(measure(began, options)))
     except OctavoError as error:
@@ -27,8 +31,10 @@ def measure(began: float, options: dict[str, Any]) -> dict[str, Any]:
     """Seconds until the first token is there, and of each phase before."""
     phases = {"interpreter": time.time() - began}
     imported = time.time()
-    from octavo.frontend.llm import LLM
-    from octavo.words.sampling_params import SamplingParams
+    begin_loading_torch()
+    with paused_collector():
+        from octavo.frontend.llm import LLM
+        from octavo.words.sampling_params import SamplingParams
 
     phases["imports"] = time.time() - imported
     with LLM(**options) as llm:

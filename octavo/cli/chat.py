@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.cli.sampling_flags import add_sampling_arguments, sampling_params_from
 from octavo.config.flat import EngineArgs, add_cli_arguments
+from octavo.device.platform.torch_import import begin_loading_torch
+from octavo.util.collector import paused_collector
 from octavo.words.errors import RequestError
 from octavo.words.inputs import TokensPrompt
 from octavo.words.outputs import RequestOutput
@@ -28,7 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from octavo.frontend.llm_engine import LLMEngine
+    begin_loading_torch()
+    with paused_collector():
+        from octavo.frontend.llm_engine import LLMEngine
 
     # Lines of statistics would come in the middle of an answer.
     args.disable_log_stats = getattr(args, "disable_log_stats", True)

@@ -9,6 +9,7 @@ MODEL_OPS = frozenset(
         "gate_up_activation",
         "linear",
         "lm_head",
+        "lm_head_best",
         "paged_attention",
         "qkv_rope_write",
         "rms_norm",

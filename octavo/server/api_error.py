@@ -84,7 +84,8 @@ def as_api_error(error: BaseException, path: str = "") -> ApiError:
             return error
         case RequestError():
             code = "context_length_exceeded" if "maximum context length" in str(error) else None
-            return ApiError(400, str(error), param=field_of(path, error.param), code=code)
+            field = field_of(path, error.param)
+            return ApiError(400, _in_words_of_the_route(str(error), error.param, field), param=field, code=code)
         case ClientDisconnect():
             return client_gone()
         case RecursionError():
@@ -99,6 +100,13 @@ def as_api_error(error: BaseException, path: str = "") -> ApiError:
             return not_ready("the engine is not available; its log says why.")
     logger.error("A request failed", exc_info=error)
     return ApiError(500, "internal error; the server's log says more.")
+
+
+def _in_words_of_the_route(message: str, param: str | None, field: str | None) -> str:
+    """A message that begins with the engine's name of a field, beginning with the request's."""
+    if param is None or field is None or not message.startswith(f"{param} "):
+        return message
+    return field + message.removeprefix(param)
 
 
 def client_gone() -> ApiError:

@@ -93,6 +93,6 @@ def _wrong_field(error: Exception) -> ApiError:
     path = where["path"] if where else ""
     message = text[: where.start()] if where else text
     if missing := re.search(r"missing required field `(\w+)`", message):
-        path = f"{path}.{missing[1]}".strip(".")
+        path, message = f"{path}.{missing[1]}".strip("."), "this field is required"
     param = path.split(".")[0].split("[")[0] or None
     return ApiError(400, f"{path}: {message}." if path else f"{message}.", param=param)

@@ -15,6 +15,7 @@ _RESPONSE = {
     "logprobs": "top_logprobs",
     "max_tokens": "max_output_tokens",
 }
+_MESSAGE = {"prompt_token_ids": "messages", "prompt": "messages", "stop": "stop_sequences"}
 _POOLING = {"prompt_token_ids": "input", "prompt": "input"}
 _OF_A_TASK = {**_POOLING, "task": "model"}
 _PAIRS: Mapping[str, str | None] = {"prompt": None, "task": "model"}  # which of its texts is wrong is not known
@@ -24,6 +25,7 @@ _FIELDS: Mapping[str, Mapping[str, str | None]] = {
     "/v1/chat/completions": _CHAT,
     "/v1/responses": _RESPONSE,
     "/v1/responses/compact": _RESPONSE,
+    "/v1/messages": _MESSAGE,
     "/v1/embeddings": _OF_A_TASK,
     "/pooling": _POOLING,
     "/classify": _OF_A_TASK,

@@ -44,3 +44,17 @@ def test_a_field_is_named_as_its_route_knows_it() -> None:
     assert params == ["prompt", "messages", "input"]
     assert field_of("/nowhere", "seed") == "seed"
     assert field_of("/v1/score", "prompt") is None
+
+
+@pytest.mark.parametrize(
+    ("path", "param", "message", "told"),
+    [
+        ("/v1/messages", "stop", "stop must hold text.", "stop_sequences must hold text."),
+        ("/v1/responses", "max_tokens", "max_tokens must be 1.", "max_output_tokens must be 1."),
+        ("/v1/completions", "stop", "stop must hold text.", "stop must hold text."),
+        ("/v1/messages", "stop", "stopping is wrong.", "stopping is wrong."),
+        ("/v1/score", "prompt", "prompt is empty.", "prompt is empty."),
+    ],
+)
+def test_a_message_speaks_of_the_routes_own_field(path: str, param: str, message: str, told: str) -> None:
+    assert as_api_error(RequestError(message, param=param), path).message == told

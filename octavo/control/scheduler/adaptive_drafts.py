@@ -32,6 +32,9 @@ STEPS_TO_LEARN = 16
 """Of an engine with a drafter that costs steps of its own, drafts are made this often before they are judged: a wrong
 judgement of the first few would last."""
 
+STEPS_BETWEEN_PLAIN, STEPS_BETWEEN_PLAIN_AT_FIRST = 48, 4
+"""One of so many steps goes without such drafts: what a step without them takes has to be known, to be beaten."""
+
 LEAST_READ = 8
 """What reading takes is learnt from so many tokens at least."""
 
@@ -87,10 +90,13 @@ class AdaptiveDrafts:
         self._guess_seconds: float | None = None
         self._read_seconds: float | None = None
         self._credit = 0.0  # Seconds that a probe may take.
+        self._num_drafting = 0  # Steps with drafts since the last without any.
+        self._is_plain_in_between = False
 
     def __call__(self, step: StepBuilder) -> dict[str, int]:
         costs, wanted, load, is_usual = self._costs(), {}, step.load, True
-        for request in step.granted:
+        self._is_plain_in_between = self._one_by_one and self._num_drafting + 1 >= self._steps_between_plain()
+        for request in () if self._is_plain_in_between else step.granted:
             room = min(self._num_tokens, room_for_drafts(request))
             number = self._number(request, room, costs) if room > 0 else 0
             if number:
@@ -100,9 +106,16 @@ class AdaptiveDrafts:
                 request.num_known_to_drafter = request.num_tokens + 1 + number
             request.num_wanted_drafts = number
         load.num_drafts = max(wanted.values(), default=0) if is_usual else 0
+        self._num_drafting = self._num_drafting + 1 if wanted else 0
         return wanted
 
+    def _steps_between_plain(self) -> int:
+        is_learning = self._counts.num_drafts < STEPS_TO_LEARN
+        return STEPS_BETWEEN_PLAIN_AT_FIRST if is_learning else STEPS_BETWEEN_PLAIN
+
     def steps_without(self, step: StepBuilder) -> int:
+        if self._is_plain_in_between:
+            return 1
         return min(
             (self._steps_before_probe(request) for request in step.granted if room_for_drafts(request) > 0),
             default=NEVER,

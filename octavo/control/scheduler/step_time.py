@@ -28,38 +28,39 @@ LEAST_CHUNK = 16
 WHOLE_CHUNKS = 8
 """Larger chunks are multiples of this."""
 
-RIDGE = 1e-3
+RIDGE = 1e-2
 NO_LIMIT = 1 << 62
 
 
 class _Line:
-    """y = a + b x with a, b >= 0, by least squares."""
+    """y = a + b x with a, b >= 0, by least squares; where all x are alike, b is what it was, at first half of y / x."""
 
     def __init__(self) -> None:
-        self._n = self._x = self._xx = self._y = self._xy = 0.0
+        self._n = self._x = self._xx = self._y = self._xy = self._slope = 0.0
 
     @property
     def knows_something(self) -> bool:
         return self._n > 0.0
 
     def add(self, x: float, y: float, weight: float = 1.0) -> None:
+        if not self.knows_something and x:
+            self._slope = y / (2 * x)
         kept, wx, wy = KEPT_PER_STEP, weight * x, weight * y
         self._n, self._x, self._xx = kept * self._n + weight, kept * self._x + wx, kept * self._xx + wx * x
         self._y, self._xy = kept * self._y + wy, kept * self._xy + wx * y
+        self._slope = self.coefficients()[1]
 
     def coefficients(self) -> tuple[float, float]:
         if not self.knows_something:
             return 0.0, 0.0
         # The ridge leaves an answer where all x are the same.
-        n, xx = self._n * (1 + RIDGE), self._xx * (1 + RIDGE)
-        determinant = n * xx - self._x * self._x
-        if determinant <= 0.0:
+        n, ridge = self._n, RIDGE * self._xx
+        spread = max(self._xx - self._x * self._x / n, 0.0) + ridge
+        if spread <= 0.0:
             return self._y / n, 0.0
-        a = (self._y * xx - self._xy * self._x) / determinant
-        b = (self._xy * n - self._y * self._x) / determinant
-        if b < 0.0:
-            return self._y / n, 0.0
-        return (a, b) if a >= 0.0 else (0.0, self._xy / xx)
+        b = max((self._xy - self._x * self._y / n + ridge * self._slope) / spread, 0.0)
+        a = (self._y - b * self._x) / n
+        return (a, b) if a >= 0.0 else (0.0, self._xy / self._xx)
 
 
 class StepTimeModel:

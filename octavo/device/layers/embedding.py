@@ -52,3 +52,7 @@ class LMHead(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden: [R, hidden_size] -> float32 [R, vocab_size]."""
         return self.kernels.lm_head(hidden, self.rows.operand, self.softcap)
+
+    def best(self, hidden: Tensor) -> Tensor:
+        """hidden: [R, hidden_size] -> [R, 2], the largest logit and its id, as ``lm_head_best`` has them."""
+        return self.kernels.lm_head_best(hidden, self.rows.operand, self.softcap)

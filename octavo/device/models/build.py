@@ -19,7 +19,9 @@ from octavo.words.model_facts import ModelFacts
 class CausalLM(Protocol):
     """A decoder-only language model as the worker uses it; an ``nn.Module`` whose weights the loader fills.
 
-    ``weight_map`` says how checkpoint names become parameters, for the checkpoint's own format.
+    ``weight_map`` says how checkpoint names become parameters, for the checkpoint's own format. A model may have a
+    method ``compute_best`` as well, which gives the largest of each row's logits and its id (``ops/lm_head_best``)
+    without logits that are kept; greedy requests are then served by it.
     """
 
     weight_map: WeightMap

@@ -209,6 +209,10 @@ class Decoder(nn.Module):
         """hidden: [R, hidden_size] -> float32 [R, vocab_size]."""
         return self.lm_head(hidden)
 
+    def compute_best(self, hidden: Tensor) -> Tensor:
+        """hidden: [R, hidden_size] -> float64 [R, 2], the largest of a row's logits and its id."""
+        return self.lm_head.best(hidden)
+
     def kv_cache_specs(self) -> dict[str, AttentionSpec]:
         """What each attention layer asks of the cache, by layer name, in layer order."""
         return {name: layer.kv_cache_spec() for name, layer in attention_layers(self).items()}

@@ -29,6 +29,7 @@ class Kernels:
     linear: Op
     linear_activation: Op
     lm_head: Op
+    lm_head_best: Op
     lora: Op
     paged_attention: Op
     qkv_rope_write: Op

@@ -8,15 +8,18 @@ is imported as ever.
 
 from __future__ import annotations
 
+import os
 import sys
-from importlib.abc import Loader, MetaPathFinder
+from contextlib import suppress
+from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from threading import RLock
+from threading import RLock, Thread
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from importlib.abc import Loader  # imports more than a start needs
 
 VERIFIED = ("2.13.",)
 """Torch's modules import each other in circles, so that another order is to be tried with every version."""
@@ -51,6 +54,13 @@ LAZY = frozenset(
 )
 
 PACKAGES = ("torch.", "torchgen.")
+
+BEFORE_TORCH = (
+    *("numpy", "msgspec", "markupsafe._speedups", "safetensors._safetensors_rust"),
+    *("_bisect", "_blake2", "_bz2", "_csv", "_hashlib", "_heapq", "_json", "_lzma", "_posixsubprocess", "_queue"),
+    *("_random", "_sha512", "array", "binascii", "fcntl", "mmap", "resource", "select", "zlib"),
+)
+"""What our own imports load of libraries. One is loaded at a time, so these would wait for torch's."""
 
 
 def _calls(name: str) -> Callable[[LazyModule], Any]:
@@ -94,6 +104,31 @@ def complete_torch() -> None:
             finder.complete()
 
 
+def begin_loading_torch() -> None:
+    """Have a thread load the library that ``import torch`` spends a third of its time on, beside other imports.
+
+    Does nothing where torch is imported already or not there; what else is wrong ``import torch`` will tell.
+    """
+    spec = None if "torch" in sys.modules else PathFinder.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return
+    library = os.path.join(os.path.dirname(spec.origin), "lib", "libtorch_cpu.so")
+    if not os.path.exists(library):
+        return
+    for name in BEFORE_TORCH:
+        with suppress(ImportError):
+            import_module(name)
+    Thread(target=_load_library, args=(library,), name="octavo-torch").start()
+
+
+def _load_library(path: str) -> None:
+    import ctypes
+
+    load = ctypes.CDLL(None).dlopen  # called so, and not through CDLL, it holds no lock of Python's
+    load.argtypes, load.restype = (ctypes.c_char_p, ctypes.c_int), ctypes.c_void_p
+    load(os.fsencode(path), os.RTLD_NOW)
+
+
 class LazyModule(ModuleType):
     """A module that runs, with all others of its torch, when it is first asked for what it does not have yet.
 
@@ -115,7 +150,7 @@ class LazyModule(ModuleType):
         loader.torch.run(self)
 
 
-class _LazyTorch(MetaPathFinder):
+class _LazyTorch:
     """Finds torch and what of it is lazy, and runs that when it is touched.
 
     While torch is imported, that is one module, and what is in a package can be imported without it. Afterwards it is
@@ -167,7 +202,9 @@ class _LazyTorch(MetaPathFinder):
             self._run_all()
         finally:
             self._lock.release()
-        return ModuleSpec(name, _Imported(sys.modules[name])) if name in sys.modules else None
+        if name not in sys.modules:
+            return None
+        return ModuleSpec(name, cast("Loader", _Imported(sys.modules[name])))
 
     def _run_all(self) -> None:
         with self._lock:
@@ -225,7 +262,7 @@ class _LazyLoader(SourceFileLoader):
                 taken[name] = vars(module)[name]
 
 
-class _Imported(Loader):
+class _Imported:
     """Brings a module that was imported while it was looked for; with its spec in place it would run twice."""
 
     def __init__(self, module: ModuleType) -> None:

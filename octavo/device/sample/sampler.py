@@ -165,6 +165,21 @@ class Sampler:
         """Whether these slots ask for no more than ``choices`` and ``num_text_tokens``, masks of grammars aside."""
         return all(self._only_draws[slot] for slot in slots)
 
+    def takes_best(self, slots: Sequence[int]) -> bool:
+        """Whether the best token is all that these slots ask of their logits, masks of grammars aside."""
+        are_greedy = not self.choices["temperature"][slots].any()
+        return are_greedy and not self._verification.needs_logits and self.only_draws(slots)
+
+    def usable_best(self, best: Tensor, slots: Sequence[int]) -> list[int]:
+        """The ids of ``best`` [R, 2], as ``ops/lm_head_best`` has them; none where not all can be taken.
+
+        A row's best may be no token of text, or no number: ``sample`` knows what to do.
+        """
+        values, ids = best.numpy().T
+        usable = np.isfinite(values) & (ids < self.num_text_tokens[slots])
+        token_ids: list[int] = ids.astype(np.int64).tolist() if usable.all() else []
+        return token_ids
+
     def sample(self, logits: Tensor, batch: SamplingBatch) -> SamplerOutput:
         """One token per row of logits [R, V] float32, which is overwritten.
 

@@ -75,5 +75,6 @@ class NativeDecodeLoop:
 
     def _make_loop(self, captured: WholeStep, layout: NativeLayout) -> Any:
         rows, logits = self._addresses.of("rows", captured.rows), captured.logits
-        graphs = captured.forward, captured.logits_graph
-        return self._native.library.DecodeLoop(*graphs, layout.native, rows, logits.data_ptr(), logits.shape[1])
+        graphs = captured.forward, captured.logits_graph, captured.best_graph
+        results = (logits.data_ptr(), logits.shape[1], captured.best.data_ptr())
+        return self._native.library.DecodeLoop(*graphs, layout.native, rows, *results)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from octavo.device.ops.kernels import Kernels
 from octavo.device.ops.linear import DenseWeight
 from octavo.device.ops.recording import Arena, Recorder, Recording
+from octavo.device.sample.candidates import best_ids
 from octavo.device.worker.dummy import dummy_step
 from octavo.device.worker.input_batch import InputBatch
 from octavo.util.spans import Span
@@ -32,15 +33,18 @@ RECORDED_ROWS = 3
 
 
 class WholeStep(NamedTuple):
-    """A captured step without splits: two ``library.Graph``, and the arrays between them and whoever samples.
+    """A captured step without splits: three ``library.Graph``, and the arrays between them and whoever samples.
 
-    ``logits_graph`` gives ``logits``, [most rows, vocab_size] float32, of the hidden states in ``rows``, int64.
+    Of the hidden states in ``rows``, int64, ``logits_graph`` gives ``logits``, [most rows, vocab_size] float32, and
+    ``best_graph`` no more than their ``best``, [most rows, 2] float64.
     """
 
     forward: Any
     logits_graph: Any
+    best_graph: Any
     rows: npt.NDArray[np.int64]
     logits: Tensor
+    best: Tensor
 
 
 class StepGraphs:
@@ -54,6 +58,7 @@ class StepGraphs:
         self._model = model
         self._kernels = kernels
         self._rows = np.zeros(max_num_rows, dtype=np.int64)
+        self._least_rows_of_best = 0 if self.library is None else self.library.LEAST_ROWS_OF_BEST
         self.forget("not captured yet")
 
     @property
@@ -65,6 +70,8 @@ class StepGraphs:
         """Run op by op from now on, for this reason."""
         self._forward: Recording | None = None
         self._logits: Recording | None = None
+        self._best: Recording | None = None
+        self._last_head: Recording | None = None
         self._inputs: Any = None
         self._whole_step: WholeStep | None = None
         self._replayed: Tensor | None = None
@@ -75,7 +82,7 @@ class StepGraphs:
 
     def report(self) -> GraphReport:
         """What was captured, or why nothing is."""
-        recordings = [each for each in (self._forward, self._logits) if each is not None]
+        recordings = self._recordings()
         if not recordings:
             return GraphReport(captured=False, reason=self._reason)
         return GraphReport(
@@ -88,8 +95,8 @@ class StepGraphs:
 
     def time_ops(self, timed: bool) -> None:
         """From now on let replays take note of when each op ran, or no more."""
-        for recording in (self._forward, self._logits):
-            for graph in () if recording is None else recording.graphs:
+        for recording in self._recordings():
+            for graph in recording.graphs:
                 graph.timed = timed
 
     def forward_spans(self) -> list[Span]:
@@ -97,8 +104,11 @@ class StepGraphs:
         return _op_spans(self._forward)
 
     def logits_spans(self) -> list[Span]:
-        """The same of ``logits``."""
-        return _op_spans(self._logits)
+        """The same of ``logits`` or ``best``, whichever was asked."""
+        return _op_spans(self._last_head)
+
+    def _recordings(self) -> list[Recording]:
+        return [each for each in (self._forward, self._logits, self._best) if each is not None]
 
     # A step
 
@@ -117,8 +127,15 @@ class StepGraphs:
         num_rows = len(rows)
         if self._logits is None or num_rows > len(self._rows) or not self._is_replayed(hidden):
             return self.compute_logits(hidden[torch.from_numpy(rows)])
-        self._rows[:num_rows] = rows
-        return self._logits.replay(num_rows, num_rows, dict)
+        return self._replay_head(self._logits, rows)
+
+    def best(self, hidden: Tensor, rows: npt.NDArray[np.int64]) -> Tensor | None:
+        """The largest logit and its id of such rows, [S, 2]; None where ``logits`` had better be asked."""
+        if self._best is None or not self._least_rows_of_best <= len(rows) <= len(self._rows):
+            return None
+        if not self._is_replayed(hidden):
+            return None
+        return self._replay_head(self._best, rows)
 
     def whole_step(self, inputs: object) -> WholeStep | None:
         """What replays a step of ``inputs`` in two calls; None where nothing does."""
@@ -146,6 +163,12 @@ class StepGraphs:
     def _replay(recording: Recording, batch: InputBatch) -> Tensor:
         return recording.replay(batch.num_tokens, batch.num_requests, lambda: batch.context.metadata)
 
+    def _replay_head(self, recording: Recording, rows: npt.NDArray[np.int64]) -> Tensor:
+        num_rows = len(rows)
+        self._rows[:num_rows] = rows
+        self._last_head = recording
+        return recording.replay(num_rows, num_rows, dict)
+
     # Capture
 
     def record(self, batch: InputBatch) -> None:
@@ -162,14 +185,19 @@ class StepGraphs:
         )
         forward = recorder.record(self._model, lambda: self._eager(batch))
         self._hidden = forward.result.at(inputs.max_num_tokens)
-        self._logits = self._record_logits(min(RECORDED_ROWS, len(self._rows))) if len(self._rows) else None
+        if len(self._rows):
+            self._logits = self._record_head(self._model.compute_logits)
+            compute_best = getattr(self._model, "compute_best", None)
+            self._best = None if compute_best is None else self._record_head(compute_best)
         self._forward, self._inputs = forward, inputs
         self._whole_step = self._without_splits(forward, self._logits)
 
     def _without_splits(self, forward: Recording, logits: Recording | None) -> WholeStep | None:
-        if logits is None or forward.splits or logits.splits:
+        best = self._best
+        if logits is None or best is None or forward.splits or logits.splits or best.splits:
             return None
-        return WholeStep(*forward.graphs, *logits.graphs, self._rows, logits.result.at(len(self._rows)))
+        results = (each.result.at(len(self._rows)) for each in (logits, best))
+        return WholeStep(*forward.graphs, *logits.graphs, *best.graphs, self._rows, *results)
 
     def check(self, batch: InputBatch) -> None:
         """Hold a replay of a step that was not recorded to an eager one. Raises CaptureError where a bit differs.
@@ -182,21 +210,22 @@ class StepGraphs:
         logits = None if self._logits is None else self.logits(replayed, rows)
         eager = self._eager(batch)
         same_logits = logits is None or _same_bits(logits, self.compute_logits(eager[torch.from_numpy(rows)]))
-        if not (_same_bits(replayed, eager) and same_logits):
+        same_best = self._best is None or _is_best_of(self._replay_head(self._best, rows), logits)
+        if not (_same_bits(replayed, eager) and same_logits and same_best):
             raise CaptureError(
                 f"a replayed step of {batch.num_requests} requests and {batch.num_tokens} tokens differs from the same "
                 "step run op by op"
             )
 
-    def _record_logits(self, num_rows: int) -> Recording:
-        native = self._kernels.native
+    def _record_head(self, head: Callable[[Tensor], Tensor]) -> Recording:
+        native, num_rows = self._kernels.native, min(RECORDED_ROWS, len(self._rows))
         assert native is not None
         self._rows[:num_rows] = 0
         all_rows = torch.from_numpy(self._rows)
         recorder = Recorder(native, Arena(len(all_rows)), num_rows, token_arrays=[all_rows])
         hidden, rows = DenseWeight(self._hidden), all_rows[:num_rows]
         # Picking rows is what an embedding does.
-        return recorder.record(self._model, lambda: self._model.compute_logits(self._kernels.embedding(rows, hidden)))
+        return recorder.record(self._model, lambda: head(self._kernels.embedding(rows, hidden)))
 
 
 def _op_spans(recording: Recording | None) -> list[Span]:
@@ -206,6 +235,12 @@ def _op_spans(recording: Recording | None) -> list[Span]:
         for graph in graphs
         for op, where, start, end in graph.timings()
     ]
+
+
+def _is_best_of(best: Tensor, logits: Tensor) -> bool:
+    usable = logits.amax(dim=-1).isfinite()
+    ids = best[usable, 1].long()
+    return torch.equal(best[:, 0].isfinite(), usable) and torch.equal(ids, best_ids(logits[usable]))
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:

@@ -123,14 +123,23 @@ class SamplingHead:
     ) -> SamplerOutput:
         if not batch.counts.num_sampled:
             return SamplerOutput([], [])
+        slots = batch.logit_slots.tolist()
+        if grammar_masks is None and (best := self._best_tokens(hidden, batch, slots)):
+            return SamplerOutput(best, [None] * len(best))
         logits = self._graphs.logits(hidden, batch.sampled_token_rows)
         masked = None
         if grammar_masks is not None:
             masked = masked_rows(grammar_masks, {batch.request_ids[row]: first for row, _, first in _sampled(batch)})
-        slots = batch.logit_slots.tolist()
         return self._sampler.sample(
             logits, SamplingBatch(slots, batch.logit_positions, table.token_ids, masked, batch.logit_drafts)
         )
+
+    def _best_tokens(self, hidden: Tensor, batch: InputBatch, slots: list[int]) -> list[int]:
+        """Tokens of rows that take the best, without logits that anybody keeps; none where those are needed."""
+        if not self._sampler.takes_best(slots):
+            return []
+        best = self._graphs.best(hidden, batch.sampled_token_rows)
+        return [] if best is None else self._sampler.usable_best(best, slots)
 
     def _score_prompts(
         self, hidden: Tensor, batch: InputBatch, table: RequestTable

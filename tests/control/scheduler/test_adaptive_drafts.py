@@ -5,6 +5,7 @@ import pytest
 from octavo.control.request import Request
 from octavo.control.scheduler.adaptive_drafts import (
     MOST_VAIN_PROBES,
+    STEPS_BETWEEN_PLAIN,
     STEPS_BETWEEN_PROBES,
     STEPS_TO_LEARN,
     AdaptiveDrafts,
@@ -240,9 +241,21 @@ def test_steps_of_bursts_pay_for_it_too() -> None:
 
 def test_the_first_drafts_of_an_engine_with_a_second_model_are_made_before_they_are_judged() -> None:
     machine = Machine(1.0, 0.5, guess=1.0, one_by_one=True)
-    request = machine.request(steps=0)
-    num_asked = 0
-    while machine.num_drafts(request) and num_asked < 99:
-        machine.counts.observe(request, 1, 0)
-        num_asked += 1
-    assert num_asked == STEPS_TO_LEARN
+    request, asked = machine.request(steps=0), []
+    for _ in range(40):
+        asked.append(machine.num_drafts(request))
+        if asked[-1]:
+            machine.counts.observe(request, asked[-1], 0)
+    assert sum(asked) == STEPS_TO_LEARN
+    # Some are left out, for a step without them has to be seen too.
+    assert asked[:8] == [1, 1, 1, 0, 1, 1, 1, 0]
+
+
+def test_now_and_then_a_step_goes_without_the_drafts_of_a_second_model_alone() -> None:
+    machine = Machine(1.0, 0.01, guess=0.1, one_by_one=True)
+    request, numbers = machine.request(), []
+    for _ in range(2 * STEPS_BETWEEN_PLAIN):
+        step = step_with(request)
+        numbers.append(machine.limit(step).get("a", 0))
+        assert numbers[-1] or machine.limit.steps_without(step) == 1
+    assert numbers.count(0) == 2

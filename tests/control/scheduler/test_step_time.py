@@ -118,3 +118,13 @@ def test_two_prompts_share_the_time_of_a_step() -> None:
     assert first == 50
     assert 0.085 < model.seconds(one.load) <= 0.1
     assert not math.isinf(one.prefill_seconds or 0.0)
+
+
+def test_what_a_further_token_takes_is_remembered_where_all_steps_have_as_many() -> None:
+    model = StepTimeModel()
+    for _ in range(20):
+        for num_tokens in (1, 5):
+            model.observe(StepLoad(num_decode_tokens=num_tokens), 0.04 + 0.01 * num_tokens)
+    for _ in range(500):
+        model.observe(StepLoad(num_decode_tokens=5), 0.09)
+    assert model.decode_coefficients() == pytest.approx((0.04, 0.01), rel=0.02)

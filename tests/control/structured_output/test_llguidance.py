@@ -88,6 +88,16 @@ def test_grammars_are_lark_or_gbnf(backend: LLGuidanceBackend) -> None:
     assert not accepts(backend, "1+", grammar='root ::= num ("+" num)*\nnum ::= [0-9]+')
 
 
+def test_a_choice_may_be_of_thousands_of_texts_and_any_characters(backend: LLGuidanceBackend) -> None:
+    many = [f"option {number:05d}" for number in range(5_000)]
+    for text in ("option 00000", "option 04999"):
+        assert accepts(backend, text, choice=many)
+    assert not accepts(backend, "option 05000", choice=many)
+    awkward = ["a|b", "a.b", "(a", "[x]", "\\d", "a\nb", "ü€", "a/b", 'c"d', "a", "ab", "# -&~"]
+    assert all(accepts(backend, text, choice=awkward) for text in awkward)
+    assert not any(accepts(backend, text, choice=awkward) for text in ("b", "axb", "x", "7", "aa"))
+
+
 def test_a_structural_tag_binds_inside_its_tags_only(backend: LLGuidanceBackend) -> None:
     tag = {
         "structures": [{"begin": "<f>", "schema": {"type": "object"}, "end": "</f>"}],
@@ -134,6 +144,7 @@ def test_additional_properties_can_be_closed(backend: LLGuidanceBackend) -> None
         ({"regex": r"a(?=b)"}, "look"),
         ({"grammar": "no rules here"}, "grammar"),
         ({"structural_tag": {"structures": []}}, "triggers"),
+        ({"structural_tag": {"structures": [], "triggers": []}}, "no structures"),
     ],
 )
 def test_so03_what_cannot_be_met_is_refused_with_its_reason(params: dict[str, Any], named: str) -> None:

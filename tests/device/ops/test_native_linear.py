@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from octavo.device.ops.native.context import NativeContext, open_native
-from octavo.device.ops.native.linear import pack_dense
+from octavo.device.ops.native.linear import lm_head, pack_dense
 
 _native = pytest.importorskip("octavo._native", reason="built without the native module")
 
@@ -121,6 +122,25 @@ def test_gates_computed_with_what_they_let_through_are_those_of_a_projection_and
         assert torch.equal(gated.gate(x[:num_rows], activation), together[:num_rows])
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_the_best_of_a_row_is_that_of_its_results(
+    native: NativeContext, shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    x, weight, bias = operands(128, shape, dtype)
+    weight[-1] = weight[0]  # a tie
+    x[5, 0] = float("nan")
+    packed = pack_dense(native, weight, bias * 0)
+    for num_rows in (1, 6, 17, 128):
+        for softcap in (None, 3.0):
+            values, ids = packed.best(x[:num_rows], softcap).unbind(1)
+            logits = lm_head(native)(x[:num_rows], packed, softcap)
+            finite = logits.isfinite().all(1)
+            assert torch.equal(values.isfinite(), finite)
+            assert values[finite].tolist() == logits[finite].amax(1).tolist()
+            assert ids[finite].tolist() == logits[finite].numpy().argmax(1).tolist()
+
+
 def test_a_matrix_keeps_the_instruction_set_it_was_packed_for(native: NativeContext) -> None:
     isa = _native.active_isa()
     x, weight, bias = operands(3, (33, 40), torch.float32)
@@ -154,6 +174,25 @@ def test_rows_come_back_as_they_were(native: NativeContext, shape: tuple[int, in
     assert torch.equal(packed.rows(ids), weight[ids])
     with pytest.raises(IndexError):
         packed.rows(torch.tensor([shape[1]]))
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="no huge pages on this system")
+def test_large_weights_lie_in_pages_that_may_be_huge() -> None:
+    before = bytes_advised_huge()
+    packed = pack_dense(open_native(1), torch.zeros(4096, 1024))
+    assert packed.nbytes >= 16 << 20
+    assert bytes_advised_huge() - before >= packed.nbytes
+
+
+def bytes_advised_huge() -> int:
+    """Of this process's mappings."""
+    size = total = 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if line.startswith("Size:"):
+            size = int(line.split()[1]) * 1024
+        elif line.startswith("VmFlags:") and "hg" in line.split():
+            total += size
+    return total
 
 
 def test_no_rows_are_no_results(native: NativeContext) -> None:

@@ -143,6 +143,29 @@ def test_no_number_of_rows_changes_a_bit_of_one(name: str, isa: str) -> None:
         assert torch.equal(packed.project(x[:num_rows]), alone[:num_rows]), num_rows
 
 
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("name", [*NATIVE_FORMATS, "int8"])
+def test_the_best_of_a_row_is_that_of_its_results(name: str, isa: str) -> None:
+    """In tasks of whole panels, whose last one is not, and over more rows than a task takes."""
+    x = inputs(70, 256)
+    source = float_rows(inputs(1003, 256)) if name == "int8" else StoredRows(name, random_blocks(name, 1003, 256))
+    x[3, 200], x[5] = float("nan"), 0  # a row without numbers, and one of ties
+    for threads, rows in ((1, 1), (2, 7), (8, 70)):
+        packed = pack_quantized(open_native(threads, isa), [(name, source)], 256, None, x.dtype)
+        assert_is_best(packed, x[:rows])
+
+
+def assert_is_best(packed: PackedWeight, x: Tensor) -> None:
+    before = Counter(_native.kernel_counts())
+    values, ids = packed.best(x, None).unbind(1)
+    assert sum(count for name, count in (Counter(_native.kernel_counts()) - before).items() if "best" in name) == 1
+    results = packed.project(x, torch.float32)
+    finite = results.isfinite().all(1)
+    assert torch.equal(values.isfinite(), finite)
+    assert values[finite].tolist() == results[finite].amax(1).tolist()
+    assert ids[finite].tolist() == results[finite].numpy().argmax(1).tolist()
+
+
 @pytest.mark.parametrize("out_features", [576, 960, 1000, 3072])
 def test_panels_are_shared_out_evenly_among_any_threads_and_none_is_left_out(out_features: int) -> None:
     source, x = float_rows(inputs(out_features, 576)), inputs(65, 576)

@@ -160,6 +160,24 @@ def test_nothing_is_lazy_before_torch_is_asked_for_nor_once_all_has_run(made_up_
     assert run(script, first_path=made_up_torch) == ["runs"]
 
 
+LOADED = """
+import sys, threading
+from octavo.device.platform.torch_import import begin_loading_torch
+begin_loading_torch()
+threads = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+for thread in threads: thread.join()
+print(len(threads), "libtorch_cpu" in open("/proc/self/maps").read(), "torch" in sys.modules)
+"""
+
+
+def test_torchs_library_is_loaded_by_a_thread_and_found_by_import_torch() -> None:
+    assert run(f"{LOADED}import torch\nprint(torch.ones(2).sum().item())") == ["1 True False", "2.0"]
+
+
+def test_a_torch_without_that_library_is_left_alone(made_up_torch: Path) -> None:
+    assert run(LOADED, first_path=made_up_torch) == ["0 False False"]
+
+
 def test_torch_is_whole_after_its_lazy_import_and_untouched_in_the_process_of_a_user(succ: Path) -> None:
     lazily, plainly = (engine_with_torch(succ, how) for how in ("lazy", "plain"))
     assert lazily.pop("lazy") == [len(LAZY), 0]

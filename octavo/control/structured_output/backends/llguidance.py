@@ -18,6 +18,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
 from octavo.control.structured_output.backends.llguidance_end import EndFinder
+from octavo.control.structured_output.choice_regex import choice_regex
 from octavo.control.structured_output.closing import LONGEST_END, JsonCloser, Row
 from octavo.control.structured_output.grammar import MaskRows, Way
 from octavo.tokenizer.tokenizer import TokenizerVocab
@@ -168,8 +169,7 @@ def _regex_text(params: StructuredOutputParams) -> str:
 
 
 def _choice_text(params: StructuredOutputParams) -> str:
-    quoted = (json.dumps(text, ensure_ascii=False) for text in dict.fromkeys(params.choice or ()))
-    return LLMatcher.grammar_from_lark("start: " + " | ".join(quoted))
+    return LLMatcher.grammar_from_regex(choice_regex(params.choice or ()))
 
 
 def _grammar_text(params: StructuredOutputParams) -> str:
@@ -180,6 +180,8 @@ def _structural_tag_text(params: StructuredOutputParams) -> str:
     given = params.structural_tag
     tag: Any = json.loads(given) if isinstance(given, str) else given
     structures, triggers = tag["structures"], tag["triggers"]
+    if not structures:
+        raise ValueError("it has no structures: name one at least")
     tags = [
         llguidance.StructTag(
             trigger=_trigger_of(structure["begin"], triggers),

@@ -11,6 +11,7 @@ from torch import Tensor
 from octavo.device.ops.linear import DenseWeight, LinearWeight
 from octavo.device.ops.linear import linear as reference_linear
 from octavo.device.ops.lm_head import lm_head as reference_lm_head
+from octavo.device.ops.lm_head_best import lm_head_best as reference_lm_head_best
 from octavo.device.ops.native.context import NativeContext
 from octavo.device.ops.native.dtypes import is_bfloat16
 
@@ -47,6 +48,14 @@ class PackedWeight:
         out = self._native.empty(x, self.out_features // 2)
         launch = self.matrix.gate(x.data_ptr(), self._half, activation == "gelu_pytorch_tanh", out.data_ptr())
         self._native.run(launch, x.numel() // self.in_features, x, out)
+        return out
+
+    def best(self, x: Tensor, softcap: float | None) -> Tensor:
+        """``lm_head_best`` (device/ops)."""
+        x = self._checked(x)
+        out = self._native.empty(x, 2, dtype=torch.float64)
+        launch = self.matrix.best(x.data_ptr(), self._half, softcap or 0.0, out.data_ptr())
+        self._native.run(launch, len(x), x, out)
         return out
 
     def rows(self, ids: Tensor) -> Tensor:
@@ -105,6 +114,18 @@ def lm_head(native: NativeContext) -> Callable[..., Tensor]:
         return logits
 
     return native_lm_head
+
+
+def lm_head_best(native: NativeContext) -> Callable[..., Tensor]:
+    """As ``linear``; a task's logits are looked through while they lie in a cache, and never stored."""
+
+    def native_lm_head_best(hidden: Tensor, weight: LinearWeight, softcap: float | None = None) -> Tensor:
+        weight = packed(native, weight)
+        if isinstance(weight, PackedWeight):
+            return weight.best(hidden, softcap)
+        return reference_lm_head_best(hidden, weight, softcap)
+
+    return native_lm_head_best
 
 
 def packed(native: NativeContext, weight: LinearWeight) -> LinearWeight:
