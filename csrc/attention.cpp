@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -29,12 +30,15 @@ constexpr std::size_t kTasksPerThread = 4;
 // Partial sums cost memory traffic, which pays where few rows share a read of the keys.
 constexpr int kRowsPerSplitTask = 16;
 
-// Scratch memory of this thread. It grows, and is then first touched by the thread that uses it.
+// Scratch memory of this thread, from a cache line's start. It grows, and is then first touched by the thread that uses it.
 float* thread_scratch(int head_size) {
+    constexpr std::size_t kLine = 64 / sizeof(float);
     thread_local std::vector<float> memory;
-    const std::size_t floats = scratch_floats(head_size);
+    const std::size_t floats = scratch_floats(head_size) + kLine;
     if (memory.size() < floats) memory.resize(floats);
-    return memory.data();
+    void* start = memory.data();
+    std::size_t room = memory.size() * sizeof(float);
+    return static_cast<float*>(std::align(kLine * sizeof(float), (floats - kLine) * sizeof(float), start, room));
 }
 
 std::int64_t first_visible(const AttentionCall& call, std::int64_t position) {
@@ -195,9 +199,11 @@ void clear_padding(const AttentionCall& call, const AttentionStep& step, bool is
     std::memset(static_cast<char*>(call.out) + used * row_bytes, 0, (step.num_rows - used) * row_bytes);
 }
 
-// The longest first, so that no thread begins one when the others are done.
-void sort_by_cost(const AttentionCall& call, std::vector<AttentionTask>& tasks) {
+// The longest first, so that no thread begins one when the others are done. Threads then take turns, as long as tasks are
+// alike.
+void put_in_order(const AttentionCall& call, std::size_t num_threads, std::vector<AttentionTask>& tasks) {
     std::ranges::stable_sort(tasks, [&](const auto& a, const auto& b) { return cost(call, a) > cost(call, b); });
+    for (std::size_t i = 0; i + num_threads < tasks.size(); ++i) tasks[i].next = &tasks[i + num_threads];
 }
 
 void attend_in_splits(ThreadPool& pool, const AttentionCall& call, std::vector<Unit>& units, AttentionKernel attend,
@@ -216,7 +222,7 @@ void attend_in_splits(ThreadPool& pool, const AttentionCall& call, std::vector<U
     SplitWork work = Splitter(call, partials).divide(std::move(divided));
     if (work.tasks.size() < work.runs.size()) shared_counter.add();
     work.tasks.insert(work.tasks.end(), whole.begin(), whole.end());
-    sort_by_cost(call, work.tasks);
+    put_in_order(call, pool.num_threads(), work.tasks);
     pool.run(work.tasks.size(), [&](std::size_t i, int) { attend(call, work.tasks[i], thread_scratch(call.head_size)); });
     pool.run(work.units.size(), [&](std::size_t i, int) {
         merge(call, work.units[i]->task, thread_scratch(call.head_size));
@@ -242,7 +248,7 @@ void paged_attention(ThreadPool& pool, AttentionCall call, const AttentionStep& 
     }
     std::vector<AttentionTask> tasks;
     for (const Unit& unit : units) tasks.push_back(unit.task);
-    sort_by_cost(call, tasks);
+    put_in_order(call, pool.num_threads(), tasks);
     pool.run(tasks.size(), [&](std::size_t i, int) { attend(call, tasks[i], thread_scratch(call.head_size)); });
 }
 

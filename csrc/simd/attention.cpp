@@ -17,18 +17,24 @@ constexpr int kRowsPerBlock = 2;
 #else
 constexpr int kRowsPerBlock = 6;
 #endif
-// Vectors of sums that fit into the registers, beside what they are made from.
-constexpr int kSumVectors = kLanes == 16 ? 24 : 12;
+constexpr int kRegisters = kLanes == 16 ? 32 : 16;
 // Head sizes are multiples of 8, so that wider vectors may find less at a head's end.
 constexpr bool kHasTails = kLanes > 8;
 constexpr int kMaxRows = rows_per_task(0);
 constexpr float kInfinity = __builtin_inff();
 constexpr float kLog2E = 1.44269504088896341f;
 
+// Whether sums of `rows` times `vectors` fit into the registers, beside the fewer of both and one of the others; words of
+// several entries want one more.
+template <class Cache>
+constexpr bool fits(int rows, int vectors) {
+    return rows * vectors + (rows < vectors ? rows : vectors) + (kPack<Cache> > 1 ? 2 : 1) <= kRegisters;
+}
+
 // How many strips or columns of `width` vectors each of `rows` rows takes at once, for enough chains: 1, 2 or 4.
+template <class Cache>
 constexpr int wide(int rows, int width) {
-    const int fit = kSumVectors / (rows * width);
-    return fit >= 4 ? 4 : fit >= 2 ? 2 : 1;
+    return fits<Cache>(rows, 4 * width) ? 4 : fits<Cache>(rows, 2 * width) ? 2 : 1;
 }
 
 // Keys of a tile by their place in it; none if first >= last.
@@ -166,9 +172,9 @@ struct Tile {
 };
 
 template <class Cache>
-void find_strips(const Work& work, std::int64_t tile, std::int64_t end, Strip<Cache> (&strips)[kStripsPerTile]) {
-    const AttentionCall& call = work.call;
-    const std::int32_t* blocks = call.block_table + work.task.runs[0].request * call.table_stride;
+void find_strips(const AttentionCall& call, const AttentionTask& task, std::int64_t tile, std::int64_t end,
+                 Strip<Cache> (&strips)[kStripsPerTile]) {
+    const std::int32_t* blocks = call.block_table + task.runs[0].request * call.table_stride;
     for (int i = 0; i < kStripsPerTile; ++i) {
         const std::int64_t key = tile + i * kKeysPerStrip;
         if (key >= end) {
@@ -176,8 +182,20 @@ void find_strips(const Work& work, std::int64_t tile, std::int64_t end, Strip<Ca
             continue;
         }
         const auto offset = static_cast<int>(key % call.cache.block_size);
-        strips[i] = strip_of<Cache>(call.cache, blocks[key / call.cache.block_size], work.task.kv_head, offset);
+        strips[i] = strip_of<Cache>(call.cache, blocks[key / call.cache.block_size], task.kv_head, offset);
     }
+}
+
+// What is read after the tile at `tile`: the next one of the task, or the first of the task that comes after it.
+template <class Cache>
+void find_next_strips(const AttentionCall& call, const AttentionTask& task, std::int64_t tile, std::int64_t end,
+                      Strip<Cache> (&strips)[kStripsPerTile]) {
+    if (tile + kKeysPerTile < end) return find_strips(call, task, tile + kKeysPerTile, end, strips);
+    if (!task.next) return;
+    const RowRun& run = task.next->runs[0];
+    const std::int64_t start = static_cast<std::int64_t>(task.next->first_split) * call.keys_per_split;
+    const std::int64_t seen = first_visible(call, run.position), first = start < seen ? seen : start;
+    find_strips(call, *task.next, first / kKeysPerTile * kKeysPerTile, run.position + run.num_tokens, strips);
 }
 
 template <int kAt>
@@ -208,6 +226,7 @@ void widen(const Work& work, const Tile<Cache>& tile, int num_strips) {
     constexpr int p = kPack<Cache>;
     for (int s = 0; s < num_strips; ++s) {
         const Strip<Cache>& strip = tile.strips[s];
+        tile.next[s].read_ahead();
         float* keys = work.keys + s * kKeysPerStrip * work.head_size;
         float* values = work.values + s * kKeysPerStrip * work.head_size;
         for_places<Cache>([&](auto place) {
@@ -308,7 +327,7 @@ OCTAVO_INLINE void multiply_keys(const float* query, const TileView<Cache, kAhea
 template <int kRows, class Cache, bool kAhead>
 __attribute__((noinline)) void score_block(const float* query, const TileView<Cache, kAhead>& tile, KeyRange range, int head_size,
                                float* scores) {
-    constexpr int kWide = wide(kRows, kParts);
+    constexpr int kWide = wide<Cache>(kRows, kParts);
     int strip = range.first / kKeysPerStrip;
     const int end = (range.last + kKeysPerStrip - 1) / kKeysPerStrip;
     for (; strip + kWide <= end; strip += kWide) {
@@ -386,19 +405,26 @@ OCTAVO_INLINE void add_columns(const float* weights, const float* decay, const T
             sum[r][c] = load_some(sums + r * head_size + c * kLanes, count) * broadcast(decay[r]);
         }
     }
-    for (int key = range.first / p * p; key < range.last; key += p) {
-        const int strip = key / kKeysPerStrip, token = key % kKeysPerStrip;
-        const std::size_t at = (static_cast<std::size_t>(token / p) * head_size + d) * p;
-        if (kAhead) __builtin_prefetch(tile.next_values[strip] + at, 0, 2);
-        if (kAhead && kColumns * kLanes > 16) __builtin_prefetch(tile.next_values[strip] + at + 16 * p, 0, 2);
-        const bool is_whole = key >= range.first && key + p <= range.last;
-        for_places<Cache>([&](auto place) {
-            constexpr int i = decltype(place)::value;
-            if (!is_whole && (key + i < range.first || key + i >= range.last)) return;
-            multiply_add(sum, [&](int r) { return broadcast(weights[r * kKeysPerTile + key + i]); }, [&](int c) {
-                return some_entries<i>(tile.values[strip] + at + c * kLanes * p, count);
+    for (int start = range.first / kKeysPerStrip * kKeysPerStrip; start < range.last; start += kKeysPerStrip) {
+        const int strip = start / kKeysPerStrip;
+        const int first = higher(range.first - start, 0), last = lower(range.last - start, kKeysPerStrip);
+        const std::size_t at = (static_cast<std::size_t>(first / p) * head_size + d) * p;
+        const Cache *words = tile.values[strip] + at, *ahead = tile.next_values[strip] + at;
+        const float* weight = weights + start + first / p * p;
+        for (int token = first / p * p; token < last; token += p) {
+            if (kAhead) __builtin_prefetch(ahead, 0, 2);
+            if (kAhead && kColumns * kLanes > 16) __builtin_prefetch(ahead + 16 * p, 0, 2);
+            // Those of the next columns: a tile and its rows are more than the first-level cache holds.
+            if (!kAhead) __builtin_prefetch(words + kColumns * kLanes * p, 0, 3);
+            for_places<Cache>([&](auto place) {
+                constexpr int i = decltype(place)::value;
+                if (p > 1 && (token + i < first || token + i >= last)) return;  // parts of a word at the range's ends
+                multiply_add(sum, [&](int r) { return broadcast(weight[r * kKeysPerTile + i]); }, [&](int c) {
+                    return some_entries<i>(words + c * kLanes * p, count);
+                });
             });
-        });
+            words += head_size * p, ahead += head_size * p, weight += p;
+        }
     }
     for (int r = 0; r < kRows; ++r) {
         for (int c = 0; c < kColumns; ++c) store_some(sums + r * head_size + c * kLanes, sum[r][c], count);
@@ -408,7 +434,7 @@ OCTAVO_INLINE void add_columns(const float* weights, const float* decay, const T
 template <int kRows, class Cache, bool kAhead>
 __attribute__((noinline)) void add_values(const float* weights, const float* decay, const TileView<Cache, kAhead>& tile, KeyRange range,
                               int head_size, float* sums) {
-    constexpr int kWide = wide(kRows, 1);
+    constexpr int kWide = wide<Cache>(kRows, 1);
     int d = 0;
     for (; d + kWide * kLanes <= head_size; d += kWide * kLanes) {
         add_columns<kRows, kWide>(weights, decay, tile, d, kLanes, range, head_size, sums + d);
@@ -520,11 +546,12 @@ void attend_split(Work& work, int split) {
     const std::int64_t begin = first <= start ? start : first / kKeysPerTile * kKeysPerTile;
     const std::int64_t end = last < start + work.call.keys_per_split ? last : start + work.call.keys_per_split;
     if (begin >= end) return;
+    const std::int64_t task_end = static_cast<std::int64_t>(work.task.last_split) * work.call.keys_per_split;
     Tile<Cache> tile;
-    find_strips(work, begin, end, tile.strips);
+    find_strips(work.call, work.task, begin, end, tile.strips);
     for (std::int64_t position = begin; position < end; position += kKeysPerTile) {
         std::memcpy(tile.next, tile.strips, sizeof tile.next);
-        if (position + kKeysPerTile < end) find_strips(work, position + kKeysPerTile, end, tile.next);
+        find_next_strips(work.call, work.task, position, last < task_end ? last : task_end, tile.next);
         attend_tile(work, tile, position);
         std::memcpy(tile.strips, tile.next, sizeof tile.strips);
     }

@@ -43,6 +43,7 @@ struct AttentionTask {
     std::int32_t num_runs;
     const RowRun* runs;
     std::int32_t first_split, last_split;
+    const AttentionTask* next = nullptr;  // of the same thread, as it seems: its first keys are read ahead
 };
 
 // Most rows (tokens times query heads) of one task: what is summed up for them stays in the second-level cache.
