@@ -10,8 +10,7 @@ import sys
 import time
 from typing import Any
 
-from octavo.device.platform.torch_import import begin_loading_torch, import_torch_lazily
-from octavo.util.collector import paused_collector
+from octavo.device.platform.torch_import import import_torch_lazily, importing_an_engine
 from octavo.words.errors import OctavoError
 
 
@@ -31,8 +30,7 @@ def measure(began: float, options: dict[str, Any]) -> dict[str, Any]:
     """Seconds until the first token is there, and of each phase before."""
     phases = {"interpreter": time.time() - began}
     imported = time.time()
-    begin_loading_torch()
-    with paused_collector():
+    with importing_an_engine():
         from octavo.frontend.llm import LLM
         from octavo.words.sampling_params import SamplingParams
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.cli.sampling_flags import add_sampling_arguments, sampling_params_from
 from octavo.config.flat import EngineArgs, add_cli_arguments
-from octavo.device.platform.torch_import import begin_loading_torch
-from octavo.util.collector import paused_collector
+from octavo.device.platform.torch_import import importing_an_engine
 from octavo.words.errors import RequestError
 from octavo.words.inputs import TokensPrompt
 from octavo.words.outputs import RequestOutput
@@ -30,8 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    begin_loading_torch()
-    with paused_collector():
+    with importing_an_engine():
         from octavo.frontend.llm_engine import LLMEngine
 
     # Lines of statistics would come in the middle of an answer.

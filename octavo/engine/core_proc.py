@@ -13,13 +13,13 @@ import sys
 from importlib import import_module
 
 from octavo.device.platform.torch_import import import_torch_lazily
-from octavo.engine.parent_watch import die_with_parent
+from octavo.engine.parent_watch import PARENTS_SIGNALS, die_with_parent
 from octavo.util.collector import paused_collector
 
 
 def main(folder: str, parent_pid: int, watch_fd: int, preload: str) -> int:
     """Import everything, then be a core; returns the exit code."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # sent to every process at once: the parent decides
+    for number in PARENTS_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     die_with_parent(parent_pid)
     import_torch_lazily()

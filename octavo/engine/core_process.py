@@ -12,11 +12,9 @@ import subprocess
 import sys
 
 from octavo.config.env import child_variables
+from octavo.engine.parent_watch import PARENTS_SIGNALS
 from octavo.engine.socket_folder import SocketFolder
 from octavo.engine.step_watch import StepWatchPage
-
-IGNORED_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
-"""What a terminal or a service manager sends to every process at once: the parent decides what follows."""
 
 
 class CoreProcess:
@@ -38,7 +36,7 @@ class CoreProcess:
         """
         if self._process is None:
             # The child inherits our blocked signals: they cannot hit it before it has learnt to ignore them.
-            before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED_SIGNALS)
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, PARENTS_SIGNALS)
             try:
                 self._process = self._spawn()
             finally:

@@ -9,6 +9,9 @@ import sys
 import threading
 import time
 
+PARENTS_SIGNALS = frozenset({signal.SIGINT, signal.SIGTERM})
+"""What a terminal or a service manager sends to every process at once: the parent decides what follows."""
+
 PR_SET_PDEATHSIG = 1
 POLL_S = 0.5
 

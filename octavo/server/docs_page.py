@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
+from octavo.server.responses import PAGE_HEADERS
+
 HEADERS = {
+    **PAGE_HEADERS,
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'",
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
 }
 STYLE = """
 :root { color-scheme: light dark }

@@ -22,6 +22,9 @@ _SSE_HEADERS = {
     "x-accel-buffering": "no",
 }
 
+PAGE_HEADERS = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
+"""Of every page that a browser shows, beside its own policy."""
+
 encode_json = msgspec.json.Encoder().encode
 T = TypeVar("T")
 

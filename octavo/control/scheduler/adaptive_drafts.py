@@ -109,9 +109,12 @@ class AdaptiveDrafts:
         self._num_drafting = self._num_drafting + 1 if wanted else 0
         return wanted
 
+    @property
+    def _is_learning(self) -> bool:
+        return self._counts.num_drafts < STEPS_TO_LEARN
+
     def _steps_between_plain(self) -> int:
-        is_learning = self._counts.num_drafts < STEPS_TO_LEARN
-        return STEPS_BETWEEN_PLAIN_AT_FIRST if is_learning else STEPS_BETWEEN_PLAIN
+        return STEPS_BETWEEN_PLAIN_AT_FIRST if self._is_learning else STEPS_BETWEEN_PLAIN
 
     def steps_without(self, step: StepBuilder) -> int:
         if self._is_plain_in_between:
@@ -149,10 +152,10 @@ class AdaptiveDrafts:
 
     def _number(self, request: Request, room: int, costs: DraftCosts) -> int:
         most = 1 + int(MORE_PER_RIGHT * request.num_right_drafts)
+        if self._one_by_one and self._is_learning:
+            return min(room, most)
         best = best_number(self._counts.share_of_right(request), room, costs)
         to_read = self._num_unread(request) * costs.read
-        if self._one_by_one and self._counts.num_drafts < STEPS_TO_LEARN:
-            return min(room, most)
         if best.number and best.saved * self._counts.tokens_to_come(request) >= to_read:
             request.num_steps_without_drafts = request.num_vain_probes = 0
             return min(best.number, most)

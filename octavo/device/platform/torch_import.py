@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from threading import RLock, Thread
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, cast
 
+from octavo.util.collector import paused_collector
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from importlib.abc import Loader  # imports more than a start needs
 
 VERIFIED = ("2.13.",)
@@ -119,6 +121,14 @@ def begin_loading_torch() -> None:
         with suppress(ImportError):
             import_module(name)
     Thread(target=_load_library, args=(library,), name="octavo-torch").start()
+
+
+@contextmanager
+def importing_an_engine() -> Iterator[None]:
+    """Around a command's imports of its own engine: torch's library loads beside them, and nothing is collected."""
+    begin_loading_torch()
+    with paused_collector():
+        yield
 
 
 def _load_library(path: str) -> None:
