@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from octavo.checkpoint.drafter import DrafterFiles, check_vocabularies, read_drafter
 from octavo.checkpoint.facts import read_model_facts
 from octavo.checkpoint.generation_config import end_token_ids, read_generation_config
@@ -120,8 +118,6 @@ def _decide(config: EngineConfig, phases: Phases) -> ModelParts:
         logger.warning("octavo._native is not installed: every operation runs on plain torch")
     for line in plan.explained():
         logger.debug("Plan: %s", line)
-    if plan.runner == "pooling":
-        facts = msgspec.structs.replace(facts, tie_word_embeddings=True)  # no head is loaded, for none is read
     return ModelParts(config=config, checkpoint=checkpoint, facts=facts, plan=plan, drafter=drafter)
 
 

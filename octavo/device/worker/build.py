@@ -129,6 +129,7 @@ def _model_options(plan: Plan, facts: ModelFacts, kernels: Kernels) -> ModelOpti
         max_model_len=plan.max_model_len or facts.max_position,
         attention=attention,
         kernels=kernels,
+        has_head=plan.runner != "pooling",
         **_weight_formats(plan, kernels),
     )
 
