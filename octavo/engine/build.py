@@ -36,9 +36,11 @@ from octavo.engine.plugins import load_plugins
 from octavo.engine.simulated_model import SIMULATED_FACTS, SIMULATED_MODEL, token_function
 from octavo.engine.step_watch import NoStepWatch, StepWatch
 from octavo.executor.protocol import Executor
+from octavo.plan.executor import executor_backend
 from octavo.plan.kv_specs import kv_cache_specs
 from octavo.plan.plan import Plan
-from octavo.plan.planner import check_speculative_model, make_plan
+from octavo.plan.planner import make_plan
+from octavo.plan.speculation import check_speculative_model
 from octavo.util.lazy import resolve
 from octavo.words.errors import ConfigError
 from octavo.words.kv_cache_spec import KVCacheConfig
@@ -83,7 +85,7 @@ def build_engine_core(
     parts = _decide(config, phases)
     with phases("plugins"):
         load_plugins(config.observability.plugins)
-    executor = STARTERS[_backend(config)](parts, phases)
+    executor = STARTERS[executor_backend(config)](parts, phases)
     watch = watch or NoStepWatch()
     try:
         kv_cache_config = _give_memory(executor, parts, phases)
@@ -150,11 +152,6 @@ def _token_names(checkpoint: Checkpoint) -> list[str] | None:
         return None
     tokenizer: Tokenizer = resolve(TOKENIZER_LOADER)(checkpoint)
     return [tokenizer.convert_id_to_token(token_id) for token_id in range(tokenizer.num_text_tokens)]
-
-
-def _backend(config: EngineConfig) -> str:
-    """Who runs steps; without weights there is nothing to run them on."""
-    return "simulated" if config.load.load_format == "mock" else config.parallel.distributed_executor_backend
 
 
 def _facts(config: EngineConfig, checkpoint: Checkpoint | None) -> ModelFacts:
