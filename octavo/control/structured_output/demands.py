@@ -63,7 +63,7 @@ class Demand:
         """So often, or without end."""
         shortest = min(self.shortest * least, MOST_COUNTED)
         counted = min(self.counted * (most or 1), MOST_COUNTED)
-        if self.counted > 1 and most and most > 1 and counted > MAX_DEMANDED:
+        if self.counted > 1 and most and most > 1 and counted > MAX_DEMANDED >= shortest:
             raise UnsupportedError(
                 f"repetitions directly inside each other count to {counted:,}, and {MAX_DEMANDED:,} is the most; "
                 "write one repetition in their place"

@@ -47,6 +47,7 @@ def test_a_regex_demands_its_shortest_texts(regex: str, shortest: int, most: int
     ("regex", "number"),
     [
         ("a{1000000}", "1,000,000"),
+        ("(a{1000}){1000}", "1,000,000"),
         ("x?[ab]{20000,}", "20,001"),
         ("no|a{99999}", "99,999"),
         ("a{9000}b{9000}", "18,000"),
@@ -61,7 +62,7 @@ def test_a_regex_that_demands_too_much_is_told_by_its_number(regex: str, number:
         check_regex(regex)
 
 
-@pytest.mark.parametrize("regex", ["(a{1000}){1000}", "(a{1,1000}){1,1000}", "(?:(?:b{0,100}){0,100}|c){0,9}"])
+@pytest.mark.parametrize("regex", ["(a{1,1000}){1,1000}", "(?:(?:b{0,100}){0,100}|c){0,9}"])
 def test_repetitions_that_are_nothing_but_repetitions_are_multiplied(regex: str) -> None:
     with pytest.raises(UnsupportedError, match=r"inside each other count to \d+,\d+.*write one repetition"):
         check_regex(regex)
