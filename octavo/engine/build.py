@@ -20,7 +20,7 @@ from octavo.config.engine_config import EngineConfig
 from octavo.config.flat import non_default
 from octavo.control.kv.block_hash import make_block_hasher
 from octavo.control.kv.manager import KVCacheManager
-from octavo.control.kv.planning import plan_kv_cache
+from octavo.control.kv.planning import KVCacheLimits, RankNeeds, plan_kv_cache
 from octavo.control.scheduler.adapter_gate import AdapterGate
 from octavo.control.scheduler.limits import SchedulerLimits
 from octavo.control.scheduler.scheduler import Scheduler
@@ -224,13 +224,15 @@ STARTERS: dict[str, Callable[[ModelParts, Phases], Executor]] = {"uni": _start_u
 def _give_memory(executor: Executor, parts: ModelParts, phases: Phases) -> KVCacheConfig:
     config, plan = parts.config, parts.plan
     with phases("profile"):
-        specs = executor.get_kv_cache_specs()
-        available_bytes = executor.determine_available_memory()
-    logger.info("Available KV cache memory: %.2f GiB", available_bytes / GIB)
+        rank = RankNeeds(
+            specs=executor.get_kv_cache_specs(),
+            available_bytes=executor.determine_available_memory(),
+            shared_layers=executor.shared_layers(),
+            drafter_specs=executor.drafter_kv_cache_specs(),
+        )
+    logger.info("Available KV cache memory: %.2f GiB", rank.available_bytes / GIB)
     with phases("plan kv cache"):
-        kv_cache_config = plan_kv_cache(
-            specs,
-            available_bytes=available_bytes,
+        limits = KVCacheLimits(
             max_model_len=plan.max_model_len,
             model_max_len=parts.facts.max_position,
             max_num_batched_tokens=plan.max_num_batched_tokens * plan.max_steps_in_flight,
@@ -239,9 +241,8 @@ def _give_memory(executor: Executor, parts: ModelParts, phases: Phases) -> KVCac
             num_blocks_override=config.cache.num_gpu_blocks_override,
             enable_caching=plan.enable_prefix_caching,
             disable_hybrid=config.cache.disable_hybrid_kv_cache_manager,
-            shared_layers=executor.shared_layers(),
-            drafter_specs=executor.drafter_kv_cache_specs(),
         )
+        kv_cache_config = plan_kv_cache(rank, limits)
     with phases("create kv cache"):
         executor.initialize_from_config(kv_cache_config)
     return kv_cache_config
