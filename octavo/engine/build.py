@@ -1,6 +1,6 @@
 """From a config to a running engine: the only file of this layer that looks at options to choose classes.
 
-``build_engine_core`` is the start-up of docs/architecture.md in order, each phase with its seconds. What runs
+``build_engine_core`` is the start-up of docs/steps.md in order, each phase with its seconds. What runs
 workers, and the front end of an LLMEngine, are named in tables and loaded when asked for.
 """
 
