@@ -63,7 +63,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelParts:
+class KnownModel:
     """What is asked, known and decided about the model before anything is loaded.
 
     ``checkpoint`` None: no files. ``drafter`` None: no second one drafts.
@@ -108,7 +108,7 @@ def build_engine_core(
     return core, info
 
 
-def _decide(config: EngineConfig, phases: Phases) -> ModelParts:
+def _decide(config: EngineConfig, phases: Phases) -> KnownModel:
     with phases("read headers"):
         checkpoint = find_checkpoint(config)
         facts = _facts(config, checkpoint)
@@ -120,7 +120,7 @@ def _decide(config: EngineConfig, phases: Phases) -> ModelParts:
         logger.warning("octavo._native is not installed: every operation runs on plain torch")
     for line in plan.explained():
         logger.debug("Plan: %s", line)
-    return ModelParts(config=config, checkpoint=checkpoint, facts=facts, plan=plan, drafter=drafter)
+    return KnownModel(config=config, checkpoint=checkpoint, facts=facts, plan=plan, drafter=drafter)
 
 
 def find_drafter(config: EngineConfig, facts: ModelFacts) -> DrafterFiles | None:
@@ -176,7 +176,7 @@ def find_tokenizer(config: EngineConfig, model: Checkpoint | None) -> Checkpoint
     return model
 
 
-def _start_uni(parts: ModelParts, phases: Phases) -> Executor:
+def _start_uni(parts: KnownModel, phases: Phases) -> Executor:
     with phases("init worker"):
         if _runs_code_of_users(parts.config):
             complete_torch()
@@ -206,7 +206,7 @@ def _runs_code_of_users(config: EngineConfig) -> bool:
     return any(asked)
 
 
-def _start_simulated(parts: ModelParts, phases: Phases) -> Executor:
+def _start_simulated(parts: KnownModel, phases: Phases) -> Executor:
     with phases("init worker"):
         executor: Executor = resolve(EXECUTORS["simulated"])(
             kv_cache_specs(parts.facts, parts.plan),
@@ -218,10 +218,10 @@ def _start_simulated(parts: ModelParts, phases: Phases) -> Executor:
     return executor
 
 
-STARTERS: dict[str, Callable[[ModelParts, Phases], Executor]] = {"uni": _start_uni, "simulated": _start_simulated}
+STARTERS: dict[str, Callable[[KnownModel, Phases], Executor]] = {"uni": _start_uni, "simulated": _start_simulated}
 
 
-def _give_memory(executor: Executor, parts: ModelParts, phases: Phases) -> KVCacheConfig:
+def _give_memory(executor: Executor, parts: KnownModel, phases: Phases) -> KVCacheConfig:
     config, plan = parts.config, parts.plan
     with phases("profile"):
         rank = RankNeeds(
@@ -249,7 +249,7 @@ def _give_memory(executor: Executor, parts: ModelParts, phases: Phases) -> KVCac
 
 
 def _assemble(
-    executor: Executor, parts: ModelParts, kv_cache_config: KVCacheConfig, incarnation: int, watch: StepWatch
+    executor: Executor, parts: KnownModel, kv_cache_config: KVCacheConfig, incarnation: int, watch: StepWatch
 ) -> EngineCore:
     config, plan = parts.config, parts.plan
     manager = KVCacheManager(
@@ -287,7 +287,7 @@ def _assemble(
     )
 
 
-def _structured_output(parts: ModelParts) -> StructuredOutput:
+def _structured_output(parts: KnownModel) -> StructuredOutput:
     if parts.checkpoint is None:
         return NoStructuredOutput()
     return StructuredOutputManager(partial(_grammar_backend, parts.config, parts.checkpoint, parts.facts))
