@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from octavo.words.errors import RequestError
 Embeds = npt.NDArray[np.float32]
 TENSOR_KINDS = ("torch.float32", "torch.float16", "torch.bfloat16")
 NPY_MAGIC = b"\x93NUMPY"
+UNREADABLE = (binascii.Error, ValueError, SafetensorError, KeyError, TypeError, OverflowError, SyntaxError, TokenError)
 READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
@@ -42,7 +44,7 @@ def decode_embeds(text: str) -> npt.NDArray[Any]:
     try:
         data = base64.b64decode(text, validate=True)
         return _from_npy(data) if data.startswith(NPY_MAGIC) else _from_safetensors(data)
-    except (binascii.Error, ValueError, SafetensorError, KeyError, TypeError, OverflowError) as error:
+    except (*UNREADABLE, RecursionError, MemoryError) as error:  # the last two: a header of brackets in brackets
         raise _wrong(f"must be base64 of an .npy file or of safetensors with one tensor: {error!s:.120}") from error
 
 

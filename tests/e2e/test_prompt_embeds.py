@@ -144,6 +144,7 @@ def test_what_comes_over_http_is_read(data: bytes) -> None:
         save({"a": ROWS, "b": ROWS}),
         b"\x80\x04K\x01.",
         saved_by_torch(torch.zeros(2, 3)),
+        b"\x93NUMPY\x01\x00" + (9000).to_bytes(2, "little") + b"(" * 8999 + b"\n",
         b"",
     ],
     ids=[
@@ -154,6 +155,7 @@ def test_what_comes_over_http_is_read(data: bytes) -> None:
         "two tensors",
         "pickle",
         "pickle of torch",
+        "header of brackets",
         "nothing",
     ],
 )
