@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.cli.sampling_flags import add_sampling_arguments, sampling_params_from
 from octavo.config.flat import EngineArgs, add_cli_arguments
-from octavo.device.platform.torch_import import importing_an_engine
+from octavo.device.platform.torch_library import importing_an_engine
 from octavo.words.errors import RequestError
 from octavo.words.inputs import TokensPrompt
 from octavo.words.outputs import RequestOutput
