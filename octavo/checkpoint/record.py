@@ -112,6 +112,15 @@ class Record:
         return CheckpointError(self.file, f"{self.prefix + key!r} {problem}")
 
 
+def is_unicode(text: str) -> bool:
+    """Whether no half of a surrogate pair stands alone, as it can in JSON."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def read_json(path: Path) -> object:
     """Return the JSON value in a file; CheckpointError where it is missing, too large, or no JSON."""
     try:

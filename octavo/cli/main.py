@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from octavo import __version__
+from octavo.config.absent import ABSENT
 from octavo.config.env import read_environment
 from octavo.config.flat import with_hyphens
 from octavo.device.platform.torch_import import import_torch_lazily
@@ -82,7 +83,10 @@ class Parser(argparse.ArgumentParser):
         if not argument.startswith("-"):
             return f"unexpected argument {argument!r}"
         flag = argument.split("=", 1)[0]
-        return f"unknown flag {flag}.{did_you_mean(flag, self._flags())}"
+        advice = ABSENT.get(flag.removeprefix("--").removeprefix("no-").replace("-", "_"))
+        return (
+            f"unknown flag {flag}: {advice}." if advice else f"unknown flag {flag}.{did_you_mean(flag, self._flags())}"
+        )
 
     def _flags(self) -> list[str]:
         """Flags of this parser and of its subcommands."""

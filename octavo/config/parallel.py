@@ -19,6 +19,12 @@ class ParallelConfig:
             choices=("uni", "simulated"),
         ),
     ] = "uni"
+    tensor_parallel_size: Annotated[
+        int, Option("Workers that share each layer: one so far.", at_least=1, at_most=1)
+    ] = 1
+    pipeline_parallel_size: Annotated[
+        int, Option("Workers that have some of the layers each: one so far.", at_least=1, at_most=1)
+    ] = 1
     worker_cls: Annotated[str | None, Option('Worker class as "module:Class" in place of the built-in one.')] = None
     worker_extension_cls: Annotated[
         str | None,

@@ -113,6 +113,7 @@ def test_yarn_keeps_every_parameter(tmp_path: Path) -> None:
         ({"eos_token_id": "x"}, CheckpointError, "'eos_token_id' is 'x'"),
         ({"rope_scaling": {"type": "linear"}}, CheckpointError, "'factor' is missing"),
         ({"rope_scaling": 4}, CheckpointError, "'rope_scaling' is 4; it must be an object"),
+        ({"architectures": [["LlamaForCausalLM"]]}, UnsupportedError, "supported: LlamaForCausalLM, Mis"),
         ({"rms_norm_eps": -1e-5}, CheckpointError, "'rms_norm_eps' is -1e-05; it must be above 0"),
         ({"rope_theta": 0}, CheckpointError, "'rope_theta' is 0; it must be above 0"),
         ({"rope_scaling": {"type": "yarn", "factor": -2}}, CheckpointError, "'factor' is -2; it must be above 0"),

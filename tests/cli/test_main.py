@@ -84,6 +84,13 @@ def test_an_unknown_flag_names_the_nearest_and_exits_with_2(args: list[str], nea
     assert "Traceback" not in done.stderr
 
 
+def test_a_flag_that_only_other_engines_have_says_what_to_do_instead() -> None:
+    done = run_octavo("serve", "m", "--enable-auto-tool-choice")
+    assert done.returncode == 2
+    assert "unknown flag --enable-auto-tool-choice: tools are always on" in done.stderr
+    assert "Did you mean" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [
