@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import io
 import logging
 import os
 import sys
@@ -119,6 +120,7 @@ def usage() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    _write_any_text()
     program = f"octavo {argv[0]}" if argv and argv[0] in COMMANDS else "octavo"
     try:
         exit_code = run_command(argv[0], argv[1:]) if argv and argv[0] in COMMANDS else run_no_command(argv)
@@ -156,6 +158,13 @@ def run_no_command(argv: Sequence[str]) -> int:
         print(f"octavo {__version__}")
         return 0
     raise ConfigError(f"unknown command {argv[0]!r}.{did_you_mean(argv[0], COMMANDS)}")
+
+
+def _write_any_text() -> None:
+    """A character that the locale's encoding lacks is written as an escape, and ends no program."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _start_logging(*, verbose: bool) -> None:

@@ -30,7 +30,9 @@ class ParallelConfig:
         str | None,
         Option('Class as "module:Class" whose methods collective_rpc can call as extension.NAME.'),
     ] = None
-    num_threads: Annotated[int | None, Option("Compute threads (default: the CPUs we may use).", at_least=1)] = None
+    num_threads: Annotated[
+        int | None, Option("Compute threads (default: the CPUs we may use).", at_least=1, at_most=1024)
+    ] = None
     device: Annotated[str, Option("Device to run on.", choices=("auto", "cpu"))] = "auto"
     kernels: Annotated[
         str,

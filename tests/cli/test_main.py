@@ -84,6 +84,13 @@ def test_an_unknown_flag_names_the_nearest_and_exits_with_2(args: list[str], nea
     assert "Traceback" not in done.stderr
 
 
+def test_a_character_that_the_terminal_lacks_is_written_as_an_escape(succ: Path) -> None:
+    args = ["generate", str(succ), "--prompt", "é", "--max-tokens", "1", "--no-progress"]
+    done = run_octavo(*args, PYTHONIOENCODING="ascii")
+    assert done.returncode == 0
+    assert done.stdout.startswith(">>> \\xe9\n")
+
+
 def test_a_flag_that_only_other_engines_have_says_what_to_do_instead() -> None:
     done = run_octavo("serve", "m", "--enable-auto-tool-choice")
     assert done.returncode == 2
