@@ -102,6 +102,7 @@ def test_a_flag_that_only_other_engines_have_says_what_to_do_instead() -> None:
     ("args", "said"),
     [
         (["--temperature", "3", "--prompt", "x"], "--temperature: temperature must be between 0 and 2"),
+        (["--n", "2", "--temperature", "0", "--prompt", "x"], "--n: n must be 1 when temperature is 0"),
         (["--max-num-seqs", "0", "--prompt", "x"], "max_num_seqs"),
         (["--dtype", "float8", "--prompt", "x"], "float8"),
         (["--logit-bias", "nope", "--prompt", "x"], "--logit-bias"),
@@ -115,6 +116,14 @@ def test_a_wrong_value_is_one_clear_line(succ: Path, args: list[str], said: str)
     assert done.returncode in (1, 2)
     assert said in done.stderr.splitlines()[-1] or said in done.stderr.splitlines()[-2]
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", [["generate", "no-such-model", "--prompt", "x"], ["chat", "no-such-model"]])
+def test_a_wrong_sampling_flag_is_told_before_a_model_is_looked_for(command: list[str]) -> None:
+    done = run_octavo(*command, "--top-p", "2")
+    assert done.returncode == 2
+    assert "--top-p: top_p must be above 0 and at most 1, got 2.0." in done.stderr
+    assert "no-such-model" not in done.stderr
 
 
 def test_a_missing_model_says_where_it_was_looked_for_and_how_to_get_it() -> None:
