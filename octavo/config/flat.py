@@ -262,7 +262,8 @@ def _wrong(leaf: Leaf, value: Any) -> ConfigError:
 
 
 def _add_flag(group: Any, leaf: Leaf) -> None:
-    shown = f"{leaf.option.help} [{_default_text(leaf)}]".replace("%", "%%")
+    default = "" if leaf.default is None else f" [{_default_text(leaf)}]"
+    shown = f"{leaf.option.help}{default}".replace("%", "%%")
     keywords: dict[str, Any] = {"dest": leaf.name, "default": argparse.SUPPRESS, "help": shown}
     if leaf.type is bool:
         keywords["action"] = argparse.BooleanOptionalAction
