@@ -11,6 +11,7 @@ import importlib
 import io
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from types import ModuleType
@@ -54,6 +55,8 @@ first steps:
   octavo serve smollm2-135m    (then open http://127.0.0.1:8000/ui)
 """
 
+_OPTION_NAME = re.compile(r"[a-z]+(_[a-z]+)+")
+
 logger = logging.getLogger("octavo.cli.main")
 
 
@@ -84,10 +87,9 @@ class Parser(argparse.ArgumentParser):
         if not argument.startswith("-"):
             return f"unexpected argument {argument!r}"
         flag = argument.split("=", 1)[0]
-        advice = ABSENT.get(flag.removeprefix("--").removeprefix("no-").replace("-", "_"))
-        return (
-            f"unknown flag {flag}: {advice}." if advice else f"unknown flag {flag}.{did_you_mean(flag, self._flags())}"
-        )
+        if advice := absent_advice(flag):
+            return f"unknown flag {flag}: {advice}."
+        return f"unknown flag {flag}.{did_you_mean(flag, self._flags())}"
 
     def _flags(self) -> list[str]:
         """Flags of this parser and of its subcommands."""
@@ -104,6 +106,14 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         print(f"{self.prog}: error: {message}\nSee {self.prog} --help", file=sys.stderr)
         raise SystemExit(2)
+
+
+def absent_advice(flag: str) -> str | None:
+    """What to do instead of a flag that only other engines have, with options spelt as flags."""
+    if flag == "--model":
+        return "the model stands by itself, as in octavo serve MODEL"
+    advice = ABSENT.get(flag.removeprefix("--").removeprefix("no-").replace("-", "_"))
+    return advice and _OPTION_NAME.sub(lambda name: "--" + name[0].replace("_", "-"), advice)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -91,10 +91,18 @@ def test_a_character_that_the_terminal_lacks_is_written_as_an_escape(succ: Path)
     assert done.stdout.startswith(">>> \\xe9\n")
 
 
-def test_a_flag_that_only_other_engines_have_says_what_to_do_instead() -> None:
-    done = run_octavo("serve", "m", "--enable-auto-tool-choice")
+@pytest.mark.parametrize(
+    ("flag", "advice"),
+    [
+        ("--enable-auto-tool-choice", "tools are always on, --tool-call-parser says how the model writes calls"),
+        ("--speculative-config={}", "give its entries as options: --speculative-method, --speculative-model,"),
+        ("--model=x", "the model stands by itself, as in octavo serve MODEL"),
+    ],
+)
+def test_a_flag_that_only_other_engines_have_says_what_to_do_instead(flag: str, advice: str) -> None:
+    done = run_octavo("serve", "m", flag)
     assert done.returncode == 2
-    assert "unknown flag --enable-auto-tool-choice: tools are always on" in done.stderr
+    assert f"unknown flag {flag.partition('=')[0]}: {advice}" in done.stderr
     assert "Did you mean" not in done.stderr
 
 
