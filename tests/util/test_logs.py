@@ -52,7 +52,6 @@ for number in range(20_000):
     logger.info("line %d of a log that nobody reads, and that is longer than a pipe takes without a reader", number)
 print("said all", flush=True)
 sys.stdin.read()
-logger.info("the last words")
 """
 
 
@@ -70,7 +69,6 @@ def test_who_logs_never_waits_for_who_reads() -> None:
     kept = [line for line in read if " of a log that nobody reads" in line]
     assert [f"line {number} of a log" in line for number, line in enumerate(kept)] == [True] * len(kept)
     assert f"{20_000 - len(kept)} log lines were dropped: whoever reads them was too slow" in said.decode()
-    assert read[-1].endswith("the last words") or "the last words" in read[-2]
 
 
 def test_a_log_whose_reader_has_gone_harms_nobody() -> None:
