@@ -91,7 +91,7 @@ def total(pool: _native.ThreadPool, name: str) -> int:
 
 def sleeps_after_it_is_asked_no_more(pool: _native.ThreadPool) -> bool:
     before = pool.counts()[1]["waits_slept"]
-    pool.threads_of_tasks(2)
+    pool.cpus_of_threads()  # a task each, while the caller alone might do several before the other wakes
     time.sleep(0.01)
     return bool(pool.counts()[1]["waits_slept"] > before)
 
@@ -103,7 +103,7 @@ def test_threads_look_for_the_next_job_and_sleep_when_none_comes_soon() -> None:
 
     def found_the_next_job_awake() -> bool:
         for _ in range(100):
-            pool.threads_of_tasks(2)
+            pool.cpus_of_threads()
         return bool(pool.counts()[1]["waits_spun"])
 
     assert soon(lambda: pool.counts()[1]["waits_slept"] == 1, seconds=20)  # nothing has been asked of it yet
