@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from octavo.device.spec_decode.drafter import SaidTokens
+from octavo.device.spec_decode.drafter import SaidTokens, Trials
 from octavo.device.spec_decode.sampler import DraftSampler
 from octavo.words.messages import NewRequestData
 
@@ -41,7 +41,8 @@ class FeatureSteps(Protocol):
 class EagleDrafter:
     """A drafter that runs ``steps``."""
 
-    sees_all_steps = True
+    follows_steps = True
+    looks_back = False
 
     def __init__(self, steps: FeatureSteps, sampler: DraftSampler) -> None:
         self._steps = steps
@@ -64,11 +65,14 @@ class EagleDrafter:
         drafts = self._go_on(said, rows, wanted[rows], features[torch.from_numpy(said.num_kept.cumsum()[rows] - 1)])
         return said.by_request(rows, drafts, wanted[rows])
 
+    def look_back(self, said: SaidTokens, num_drafts: Mapping[str, int]) -> Trials:
+        return {}
+
     def _follow(self, said: SaidTokens) -> Tensor:
         """The next feature after each position that the model computed, wrong drafts left out."""
         counts = said.num_kept
         rows = np.arange(counts.sum()) + (said.first_rows - counts.cumsum() + counts).repeat(counts)
-        features = said.hidden[torch.from_numpy(rows)]
+        features = said.hidden_at(rows)
         return self._steps.run_on(features, said.slots, said.num_computed, counts, _following(said))
 
     def _go_on(self, said: SaidTokens, rows: Ints, wanted: Ints, features: Tensor) -> Ints:

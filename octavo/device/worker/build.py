@@ -191,7 +191,7 @@ def build_model_runner(
     prompt_logprobs = PromptLogprobs(chooser)
     guessing = IndependentSampler(sampler, proposals) if by_rejection else CoupledSampler(sampler)
     drafter = _drafter(config, plan, network, steps, guessing)
-    has_loop = kernels.native is not None and not drafter.sees_all_steps
+    has_loop = kernels.native is not None and not drafter.follows_steps
     loop = NativeDecodeLoop(kernels.native, graphs, sampler) if has_loop else None
     head = SamplingHead(graphs, sampler, prompt_logprobs, facts.vocab_size, drafter, loop)
     return run_with(head, (sampler, prompt_logprobs, drafter, proposals), drafter_steps=steps)

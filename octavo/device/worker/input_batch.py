@@ -34,7 +34,7 @@ class InputBatch:
     """One step's rows. Arrays are views of those of ``inputs``: they are this step's until the next is prepared.
 
     given: embeddings that stand in place of tokens, if any.
-    num_drafts_to_guess: by request, the most drafts to guess after the step.
+    num_drafts_to_guess: by request, the most drafts to guess after the step; num_trial_drafts: to judge in hindsight.
     """
 
     step_id: int
@@ -42,6 +42,7 @@ class InputBatch:
     slot_list: list[int]
     counts: StepCounts
     num_drafts_to_guess: Mapping[str, int]
+    num_trial_drafts: Mapping[str, int]
     inputs: StepInputs
     given: GivenRows | None = None
 
@@ -183,6 +184,7 @@ class StepInputs:
             slot_list=slots,
             counts=counts,
             num_drafts_to_guess=output.num_drafts,
+            num_trial_drafts=output.num_trial_drafts,
             inputs=self,
         )
 
