@@ -145,11 +145,15 @@ class AdaptiveDrafts:
             )
             guessed = self._counts.share_guessed(request)
             more_tokens, more_seconds = guessed * sum(chances[:number]), guessed * number * prices.draft
-            saved = (more_tokens * prices.token - more_seconds) / (1.0 + more_tokens)
-            if number and saved * self._counts.tokens_to_come(request) >= self._num_unread(request) * prices.read:
+            more_seconds += self._reading_seconds(request, prices) * (1.0 + more_tokens)
+            if more_tokens * prices.token > more_seconds:
                 wanted[request.request_id] = number
                 tokens, seconds = tokens + more_tokens, seconds + more_seconds
         return wanted if tokens * prices.plain >= LEAST_GAIN * num_rows * seconds else {}
+
+    def _reading_seconds(self, request: Request, prices: Prices) -> float:
+        """What a drafter has to read before it can guess, by token of the answer that is to come."""
+        return self._num_unread(request) * prices.read / max(self._counts.tokens_to_come(request), 1.0)
 
     def _tried(self, requests: Sequence[Request], prices: Prices) -> dict[str, int]:
         """One draft of one request, to see whether drafts are still a loss, if enough was saved up for it."""
