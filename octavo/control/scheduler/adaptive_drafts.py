@@ -133,7 +133,7 @@ class AdaptiveDrafts:
 
     @property
     def _is_learning(self) -> bool:
-        return not self._looks_back and self._counts.num_drafts < STEPS_TO_LEARN
+        return not self._looks_back and self._counts.num_asked < STEPS_TO_LEARN
 
     def _paying(self, requests: Sequence[Request], prices: Prices, num_rows: int) -> dict[str, int]:
         """Drafts by request, if they make a step worth taking: LEAST_GAIN times the tokens per second."""

@@ -26,12 +26,13 @@ class DraftCounts:
     """What became of drafts, and of those that were not made but judged in hindsight (trials).
 
     Totals since start: steps of requests that verified drafts, the drafts, those that were right, and these by place;
-    and trials. ``hoped`` is how likely drafts are right while nothing is known of any.
+    and trials. ``num_asked`` steps were to have a guess. ``hoped`` is how likely drafts are right while nothing is known of any.
     """
 
     def __init__(self, hoped: float = HOPED) -> None:
         self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = self.num_trials = 0
         self.num_accepted_tokens_per_pos: list[int] = []
+        self.num_asked = 0
         self._hoped = hoped
         self._all = DraftRecord(KEPT_OF_ALL)
         self._mean_length = 0.0
@@ -48,6 +49,7 @@ class DraftCounts:
 
     def observe(self, request: Request, num_draft_tokens: int, num_accepted_tokens: int) -> None:
         """A step verified so many drafts of a request, of which the first few were right."""
+        self.num_asked += 1
         self.num_drafts += 1
         self.num_draft_tokens += num_draft_tokens
         self.num_accepted_tokens += num_accepted_tokens
@@ -59,6 +61,7 @@ class DraftCounts:
 
     def observe_none(self, request: Request) -> None:
         """Drafts were asked for, and there was no guess."""
+        self.num_asked += 1
         self._record(request, 0, 0)
 
     def observe_trials(self, request: Request, trials: Sequence[tuple[int, int]]) -> None:
