@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from octavo.control.request import NEVER, Request
-from octavo.control.scheduler.drafts import HOPED, AllDrafts, DraftCounts, DraftLimit, NoDrafts, room_for_drafts
+from octavo.control.scheduler.drafts import AllDrafts, DraftCounts, DraftLimit, NoDrafts, room_for_drafts
 from octavo.control.scheduler.limits import SchedulerLimits
 from octavo.control.scheduler.step_builder import StepBuilder, StepLoad
 from octavo.control.scheduler.step_time import KEPT_PER_STEP, MOST_SURPRISE, Line
@@ -238,11 +238,6 @@ def draft_limit(limits: SchedulerLimits, counts: DraftCounts) -> DraftLimit:
         catches_up=limits.drafter_catches_up,
         looks_back=limits.drafter_looks_back,
     )
-
-
-def first_counts(limits: SchedulerLimits) -> DraftCounts:
-    """Nothing was seen yet, and nothing is hoped of those that can be judged before they are made."""
-    return DraftCounts(hoped=0.0 if limits.drafter_looks_back else HOPED)
 
 
 def _at(line: Line, num_rows: int) -> float:

@@ -18,22 +18,24 @@ KEPT_LENGTH = 0.9
 HOPED = 2 / 3
 """How likely drafts are taken to be right of which nothing is known, and that cannot be judged before they are made."""
 
-EXPECTED_STEPS = 2.0
-"""A request begins with what all requests have shown, which counts as so many steps of its own."""
+EXPECTED_STEPS = 8.0
+"""A request begins with what all requests have shown, which counts as so many steps of its own: of drafts that would be
+left out after a few wrong ones nothing more is learnt. Where they are judged in hindsight it counts as one."""
 
 
 class DraftCounts:
     """What became of drafts, and of those that were not made but judged in hindsight (trials).
 
     Totals since start: steps of requests that verified drafts, the drafts, those that were right, and these by place;
-    and trials. ``num_asked`` steps were to have a guess. ``hoped`` is how likely drafts are right while nothing is known of any.
+    and trials. ``num_asked`` steps were to have a guess. ``in_hindsight``: drafts are judged before they are made.
     """
 
-    def __init__(self, hoped: float = HOPED) -> None:
+    def __init__(self, *, in_hindsight: bool = False) -> None:
         self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = self.num_trials = 0
         self.num_accepted_tokens_per_pos: list[int] = []
         self.num_asked = 0
-        self._hoped = hoped
+        self._hoped = 0.0 if in_hindsight else HOPED
+        self._expected_steps = 1.0 if in_hindsight else EXPECTED_STEPS
         self._all = DraftRecord(KEPT_OF_ALL)
         self._mean_length = 0.0
 
@@ -83,8 +85,8 @@ class DraftCounts:
 
     def share_guessed(self, request: Request) -> float:
         """How likely there is a guess for a request."""
-        usual = self._all.share_guessed(self._hoped, 1.0)
-        return request.drafts.share_guessed(usual, EXPECTED_STEPS)
+        usual = self._all.share_guessed(self._hoped, self._expected_steps)
+        return request.drafts.share_guessed(usual, self._expected_steps)
 
     def chances(self, request: Request, most: int) -> list[float]:
         """How likely the first draft of a guess, the first two ... the first ``most`` are right.
@@ -93,8 +95,8 @@ class DraftCounts:
         """
         share, chance, chances = self._hoped, 1.0, []
         for place in range(most):
-            usual = self._all.share_right(place, share, EXPECTED_STEPS)
-            share = request.drafts.share_right(place, usual, EXPECTED_STEPS)
+            usual = self._all.share_right(place, share, self._expected_steps)
+            share = request.drafts.share_right(place, usual, self._expected_steps)
             chance *= share
             chances.append(chance)
         return chances

@@ -20,11 +20,12 @@ from collections.abc import Iterable, Sequence
 
 from octavo.control.kv.manager import KVCacheManager
 from octavo.control.request import NEVER, Request, RequestStatus
-from octavo.control.scheduler.adaptive_drafts import draft_limit, first_counts
+from octavo.control.scheduler.adaptive_drafts import draft_limit
 from octavo.control.scheduler.admission import Admission
 from octavo.control.scheduler.beam_searches import BeamSearches
 from octavo.control.scheduler.beams import BeamGate, BeamGroup, only_idle_beams
 from octavo.control.scheduler.bursts import DecodeBursts
+from octavo.control.scheduler.drafts import DraftCounts
 from octavo.control.scheduler.gates import Gate, Gates
 from octavo.control.scheduler.lengths import LengthRules
 from octavo.control.scheduler.limits import SchedulerLimits
@@ -70,7 +71,7 @@ class Scheduler:
             max_num_batched_tokens=limits.max_num_batched_tokens,
             step_time=step_time if limits.max_step_seconds else None,
         )
-        self._drafts = first_counts(limits)
+        self._drafts = DraftCounts(in_hindsight=limits.drafter_looks_back)
         self._limit_drafts = draft_limit(limits, self._drafts)
 
         self._admission = Admission(roster, kv_cache, self._gates, limits, self._lengths, self.plan_tokens)

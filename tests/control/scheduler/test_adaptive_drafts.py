@@ -45,7 +45,7 @@ class Machine:
     ) -> None:
         self.fixed, self.per_row, self.alone = fixed, per_row, alone
         self.looks_back = not one_by_one and read is None
-        self.counts = DraftCounts(0.0 if self.looks_back else 2 / 3)
+        self.counts = DraftCounts(in_hindsight=self.looks_back)
         self.limit = AdaptiveDrafts(
             MOST, self.counts, one_by_one=one_by_one, catches_up=read is not None, looks_back=self.looks_back
         )

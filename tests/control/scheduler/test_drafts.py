@@ -49,7 +49,7 @@ def test_an_answer_is_expected_to_be_as_long_as_those_before_it_or_as_what_it_ha
 
 
 def test_a_draft_after_a_wrong_one_says_nothing_and_places_are_told_apart() -> None:
-    counts, request = DraftCounts(hoped=0.0), Request(make_message("a", [1]))
+    counts, request = DraftCounts(in_hindsight=True), Request(make_message("a", [1]))
     assert counts.chances(request, 2) == [0.0, 0.0]
     for num_right in (0, 4) * 100:
         counts.observe(request, 4, num_right)
