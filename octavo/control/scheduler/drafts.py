@@ -18,6 +18,9 @@ KEPT_LENGTH = 0.9
 HOPED = 2 / 3
 """How likely drafts are taken to be right of which nothing is known, and that cannot be judged before they are made."""
 
+HOPED_STEPS = 1.0
+"""That hope counts as so many steps, for it must not outlive what is seen."""
+
 EXPECTED_STEPS = 8.0
 """A request begins with what all requests have shown, which counts as so many steps of its own: of drafts that would be
 left out after a few wrong ones nothing more is learnt. Where they are judged in hindsight it counts as one."""
@@ -85,7 +88,7 @@ class DraftCounts:
 
     def share_guessed(self, request: Request) -> float:
         """How likely there is a guess for a request."""
-        usual = self._all.share_guessed(self._hoped, self._expected_steps)
+        usual = self._all.share_guessed(self._hoped, HOPED_STEPS)
         return request.drafts.share_guessed(usual, self._expected_steps)
 
     def chances(self, request: Request, most: int) -> list[float]:
@@ -95,7 +98,7 @@ class DraftCounts:
         """
         share, chance, chances = self._hoped, 1.0, []
         for place in range(most):
-            usual = self._all.share_right(place, share, self._expected_steps)
+            usual = self._all.share_right(place, share, HOPED_STEPS)
             share = request.drafts.share_right(place, usual, self._expected_steps)
             chance *= share
             chances.append(chance)

@@ -81,8 +81,12 @@ def test_tokens_in_whose_place_embeddings_were_given_are_not_looked_at() -> None
     wanted = dict.fromkeys(step.request_ids, 2)
     assert drafter.propose(step, wanted) == {"given": [0, 6], "known": [0, 6]}
     step = said(given=[0, 0, 0, 4, 6, 0], known=[0, 0, 0, 4, 6, 0])
+    for request_id, slot in zip(step.request_ids, step.slots.tolist(), strict=True):
+        drafter.remove(slot)
+        drafter.add(slot, request_of(prompt_token_ids=[0, 0, 0], prompt_embeds=embeds[request_id]))
     assert drafter.propose(step, wanted) == {"known": [0, 0]}
     drafter.remove(int(step.slots[0]))
+    drafter.add(int(step.slots[0]), request_of(prompt_token_ids=[0, 0, 0]))
     assert drafter.propose(step, wanted) == {"given": [0, 0], "known": [0, 0]}
 
 
@@ -132,8 +136,8 @@ def trials(tokens: list[int], most: int = 3, num_prompt: int = 1) -> list[tuple[
 
 
 def test_what_drafts_would_have_brought_is_told_step_by_step() -> None:
-    # After 5: 6 7 5 are guessed, of which two are right; after 9 nothing is; after 5 again 6 7 5.
-    assert trials([5, 6, 7, 5, 6, 7, 9, 0, 5, 6, 8], num_prompt=3) == [(3, 2), (0, 0), (3, 1)]
+    # After 5: 6 7 5 are guessed, of which two are right; after 9 and 0 nothing is; after 5 again 6 7 5.
+    assert trials([5, 6, 7, 5, 6, 7, 9, 0, 5, 6, 8], num_prompt=3) == [(3, 2), (0, 0), (0, 0), (3, 1)]
     assert trials([1, 2, 3, 4]) == [(0, 0)] * 2
 
 
