@@ -211,11 +211,11 @@ def run_one(contestant: Contestant, order: dict[str, Any], timeout_s: float, rec
     environment = variables(contestant.engine, contestant.python.parent.parent, order["num_threads"])
     try:
         code, output, errors = run_in_own_group(command, timeout_s, environment)
-        result = json.loads(output.splitlines()[-1])
+        result = result_in(output)
     except subprocess.TimeoutExpired:
         record["failures"][label] = f"no answer within {timeout_s:g} s"
         return
-    except (IndexError, ValueError):
+    except ValueError:
         record["failures"][label] = f"ended with {code}: {errors.strip()[-400:]}"
         return
     record["versions"][contestant.engine] = result["version"]
@@ -223,6 +223,15 @@ def run_one(contestant: Contestant, order: dict[str, Any], timeout_s: float, rec
     record["runs"].append(
         {"engine": contestant.engine, "precision": contestant.precision, "seconds": result["seconds"]}
     )
+
+
+def result_in(output: str) -> dict[str, Any]:
+    """What an engine's script found, which may stand among lines of the engine's own. Raises ValueError."""
+    for line in reversed(output.splitlines()):
+        if line.startswith('{"version"'):
+            result: dict[str, Any] = json.loads(line)
+            return result
+    raise ValueError("no result")
 
 
 def run_in_own_group(command: Sequence[str], timeout_s: float, environment: dict[str, str]) -> tuple[int, str, str]:
