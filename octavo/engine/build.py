@@ -304,13 +304,14 @@ def _grammar_backend(config: EngineConfig, checkpoint: Checkpoint, facts: ModelF
 
 def _log_capacity(info: EngineInfo, phases: Phases) -> None:
     logger.info("Using max model len %d", info.max_model_len)
-    logger.info(
-        "%s KV cache size: %s tokens, Maximum concurrency for %s tokens per request: %.2fx",
-        info.plan.device.upper(),
-        f"{info.num_kv_tokens:,}",
-        f"{info.max_model_len:,}",
-        info.max_concurrency,
-    )
+    if info.num_kv_tokens:  # an encoder has no cache
+        logger.info(
+            "%s KV cache size: %s tokens, Maximum concurrency for %s tokens per request: %.2fx",
+            info.plan.device.upper(),
+            f"{info.num_kv_tokens:,}",
+            f"{info.max_model_len:,}",
+            info.max_concurrency,
+        )
     seconds = phases.sum("profile", "plan kv cache", "create kv cache", "warm up")
     logger.info("init engine (profile, create kv cache, warmup model) took %.2f s", seconds)
     logger.info("Start-up phases: %s", ", ".join(f"{name} {took:.3f} s" for name, took in phases.seconds.items()))

@@ -16,6 +16,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
 from typing import Any, Literal, Self, TypeVar
 
+import msgspec
+
 from octavo.config.engine_config import EngineConfig
 from octavo.config.flat import EngineArgs
 from octavo.engine.client import EngineCoreClient, make_supervised_client
@@ -169,7 +171,7 @@ class AsyncLLM:
         """
         request_id = str(next(self._request_ids)) if request_id is None else request_id
         prepared = await self.work_on(
-            len(prompt_text(prompt) or ""),
+            len(prompt_text(prompt) or "") + _constraint_size(sampling_params),
             partial(
                 self._inputs.prepare,
                 request_id,
@@ -447,3 +449,9 @@ class AsyncLLM:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(function, argument)
+
+
+def _constraint_size(params: SamplingParams | None) -> int:
+    """Bytes of what an answer is constrained by: a large grammar takes its time to be checked."""
+    constraint = None if params is None else params.structured_outputs
+    return 0 if constraint is None else len(msgspec.json.encode(constraint))
