@@ -7,6 +7,7 @@ import enum
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from octavo.control.draft_record import DraftRecord
 from octavo.words.messages import EngineCoreRequest, FinishReason, LogprobsRow
 
 if TYPE_CHECKING:
@@ -45,6 +46,9 @@ class Constraint(Protocol):
     def take(self, token_id: int) -> bool:
         """Note the newest token; True when nothing may follow it."""
 
+
+KEPT_OF_DRAFTS = 0.9
+"""What a step weighs in a request's record of drafts after the next one: some ten steps are remembered."""
 
 NEVER = 1 << 62
 """A number of tokens that no request reaches."""
@@ -85,11 +89,9 @@ class Request:
         self.all_token_ids = message.prompt_token_ids + message.output_token_ids
         self.num_tokens = len(self.all_token_ids)
         self.draft_token_ids: list[int] = []
-        self.num_tried_drafts = 0.0
-        self.num_right_drafts = 0.0
+        self.drafts = DraftRecord(KEPT_OF_DRAFTS)
         self.num_wanted_drafts = 0
-        self.num_steps_without_drafts = 0
-        self.num_vain_probes = 0
+        self.num_tries_left = 0
         self.num_known_to_drafter = 0
 
         self.status = RequestStatus.WAITING

@@ -272,6 +272,7 @@ def _assemble(
         num_draft_tokens=plan.num_speculative_tokens,
         drafts_one_by_one=plan.speculative_method in ONE_BY_ONE,
         drafter_catches_up=plan.speculative_method == "draft_model",
+        drafter_looks_back=plan.speculative_method == "ngram",
         adapt_drafts=config.speculation.adaptive_speculation,
     )
     hasher = make_block_hasher(kv_cache_config.hash_block_size) if plan.enable_prefix_caching else None

@@ -80,7 +80,7 @@ class EngineCore:
     ) -> None:
         self.executor = executor
         self._clock = clock
-        self._returned_at = clock()
+        self._returned_at: float | None = None
         self.structured_output = structured_output or NoStructuredOutput()
         self.scheduler = scheduler
         self._block_hasher = block_hasher
@@ -193,7 +193,8 @@ class EngineCore:
             raise _StepFailed(planned, self._steps_in_flight(), error) from error
         self._in_flight.popleft()
         # A step waits for the one before it.
-        began_at, self._returned_at = max(launched_at, self._returned_at), self._clock()
+        before, now = launched_at if self._returned_at is None else self._returned_at, self._clock()
+        began_at = max(launched_at, before)
         if masks is not None:
             done.failed |= masks.failed
             done.refused += masks.failed
@@ -202,12 +203,15 @@ class EngineCore:
             self._got_tokens = {request_id for request_id, ids in rows if ids} - done.failed.keys()
         # An abort that came while the step ran must win over its tokens.
         self._drain_aborts()
-        seconds = self._returned_at - began_at
         with self._spans.span("update") as span:
-            outputs = self.scheduler.update_from_output(planned, done, seconds=seconds)
+            outputs = self.scheduler.update_from_output(
+                planned, done, seconds=now - began_at, seconds_before=began_at - before
+            )
             if span is not None:
                 span.facts.update(step=planned.step_id)
         self._watch.returned(planned)
+        # Where there is something to do, the next step follows at once.
+        self._returned_at = now if self.scheduler.has_unfinished_requests() else None
         return outputs
 
     def _steps_in_flight(self) -> list[SchedulerOutput]:

@@ -108,6 +108,7 @@ def scheduler_metrics(scheduler: SchedulerStats) -> list[Metric]:
             Counter("vllm:spec_decode_num_accepted_tokens_per_pos", number, {"position": str(position)})
             for position, number in enumerate(scheduler.num_accepted_tokens_per_pos)
         ),
+        Counter("octavo:spec_decode_num_trials", scheduler.num_draft_trials),
         Counter("octavo:num_steps", scheduler.num_steps),
         Counter("octavo:num_bursts", scheduler.num_bursts),
         Counter("octavo:num_burst_steps", scheduler.num_burst_steps),

@@ -50,6 +50,7 @@ HELP = {
     "vllm:request_params_n": "n of requests.",
     "vllm:request_num_preemptions": "How often a request was sent back to the queue.",
     "vllm:iteration_tokens_total": "Prompt and generated tokens by step.",
+    "octavo:spec_decode_num_trials": "Steps with drafts that were not taken, only judged in hindsight.",
     "octavo:num_steps": "Steps of the model.",
     "octavo:num_bursts": "Times that several decode steps were run at once.",
     "octavo:num_burst_steps": "Steps of the model in these.",

@@ -134,8 +134,8 @@ class SchedulerOutput(msgspec.Struct, array_like=True, kw_only=True):
     ``num_scheduled_tokens`` orders the batch: its key order is the row order. ``finished_request_ids`` and
     ``preempted_request_ids`` tell workers to drop state; they may be non-empty in a step without tokens.
     ``draft_token_ids`` are the drafts verified in this step, ``num_drafts`` the most tokens to guess after it for a
-    request (none for others). ``block_copies`` are (source, destination) pairs done before the step, ``blocks_to_zero``
-    is cleared before it.
+    request (none for others), ``num_trial_drafts`` the most at a time that are judged in hindsight, by what it says.
+    ``block_copies`` are (source, destination) pairs done before the step, ``blocks_to_zero`` is cleared before it.
 
     A burst is a step with ``num_decode_steps`` above 1, of requests that get their next token: the workers go on with
     the tokens they chose, so many times in all, and may stop early. There are slots for all of it.
@@ -153,6 +153,7 @@ class SchedulerOutput(msgspec.Struct, array_like=True, kw_only=True):
     block_copies: list[tuple[int, int]] = []
     blocks_to_zero: list[int] = []
     num_decode_steps: int = 1
+    num_trial_drafts: dict[str, int] = {}
 
 
 class GrammarMasks(msgspec.Struct, array_like=True, frozen=True):
@@ -176,8 +177,9 @@ class ModelRunnerOutput(msgspec.Struct, array_like=True, kw_only=True):
     token, or is None. ``prompt_logprobs`` holds, per request that asked, the rows for positions ``start + 1 ...``
     of this step's chunk. ``failed`` maps a request to the reason it cannot go on (NaN logits); it harms no other. Those
     in ``refused`` asked for what cannot be had, and nothing is wrong with the engine. ``pooled`` holds the float32
-    numbers of requests that asked for these. ``draft_token_ids`` are guesses for the next step, which took
-    ``draft_seconds``.
+    numbers of requests that asked for these. ``draft_token_ids`` are guesses for the next step; they, or
+    ``draft_trials``, took ``draft_seconds``. Trials are steps with drafts that could have been, each as how many drafts
+    and how many of them are right.
     """
 
     step_id: int
@@ -191,6 +193,7 @@ class ModelRunnerOutput(msgspec.Struct, array_like=True, kw_only=True):
     draft_seconds: float = 0.0
     pooled: dict[str, bytes] = {}
     num_decode_steps: int = 1
+    draft_trials: dict[str, list[tuple[int, int]]] = {}
 
 
 class EngineCoreOutput(msgspec.Struct, array_like=True, kw_only=True, gc=False):
@@ -231,7 +234,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, kw_only=True):
 
     ``num_steps`` counts runs of the model, so each one of a burst; ``num_burst_steps`` those in the ``num_bursts``.
     ``num_drafts`` counts steps of requests that verified drafts, ``num_accepted_tokens_per_pos`` right drafts by their
-    place among those of a step.
+    place among those of a step, ``num_draft_trials`` steps whose drafts were only judged in hindsight.
     """
 
     num_running: int = 0
@@ -250,6 +253,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, kw_only=True):
     num_beam_forks: int = 0
     num_bursts: int = 0
     num_burst_steps: int = 0
+    num_draft_trials: int = 0
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, kw_only=True):

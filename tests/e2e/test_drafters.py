@@ -85,6 +85,8 @@ def test_answers_and_logprobs_are_those_without_drafts(plain: LLM, speculating: 
     before = num_right(speculating)
     assert said(STYLES[style](speculating)) == said(STYLES[style](plain))
     assert num_right(speculating) > before
+    (counters,) = speculating.collective_rpc("graph_counters")
+    assert (counters["drafter_replays"] > 0) == (speculating.info.plan.speculative_method != "medusa")
 
 
 WAYS: dict[str, dict[str, Any]] = {

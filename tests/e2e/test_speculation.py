@@ -160,6 +160,15 @@ def test_where_no_guess_is_found_steps_are_bursts_again(
             llm.info.plan,
         )
         assert metric(llm, "octavo:num_burst_steps") > 2 * metric(llm, "octavo:num_bursts") > 0
+        assert metric(llm, "octavo:spec_decode_num_trials") > 0 == metric(llm, "vllm:spec_decode_num_drafts")
+
+
+def test_drafts_are_judged_by_what_bursts_say_before_any_is_made(options: dict[str, Any], plain: LLM) -> None:
+    adapting = SPECULATE | {"adaptive_speculation": True, "max_burst_ms": 1000.0}
+    with LLM(**options, **adapting) as llm:
+        for style in (ask, partial(ask, temperature=0.7, seed=3)):
+            assert_same(style(llm), style(plain), llm.info.plan)
+        assert metric(llm, "octavo:spec_decode_num_trials") > 0
 
 
 @pytest.fixture(scope="module")

@@ -1,33 +1,45 @@
-"""What became of drafts, and how many of them are worth their time."""
+"""What became of drafts, and who says how many are worth their time."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
+from octavo.control.draft_record import DraftRecord
 from octavo.control.request import NEVER, Request
 from octavo.control.scheduler.step_builder import StepBuilder, StepLoad
-from octavo.control.scheduler.step_time import KEPT_PER_STEP
 
-KEPT_OF_ALL = 0.98
-"""What a request's step weighs in the share of right drafts of all requests after the next one."""
+KEPT_OF_ALL = 0.95
+"""What a step weighs in the record of all requests after the next one."""
 
-FIRST_RIGHT, FIRST_TRIED = 2.0, 3.0
-"""The share that an engine begins with: hopeful, so that drafts get a chance. A request begins with the engine's."""
+KEPT_LENGTH = 0.9
+"""The same of an answer in the mean length of answers."""
 
-TRIED_OF_NONE = 0.2
-"""What it weighs beside a wrong draft that there was no guess: it has cost a burst."""
+HOPED = 2 / 3
+"""How likely drafts are taken to be right of which nothing is known, and that cannot be judged before they are made."""
+
+HOPED_STEPS = 1.0
+"""That hope counts as so many steps, for it must not outlive what is seen."""
+
+EXPECTED_STEPS = 8.0
+"""A request begins with what all requests have shown, which counts as so many steps of its own: of drafts that would be
+left out after a few wrong ones nothing more is learnt. Where they are judged in hindsight it counts as one."""
 
 
 class DraftCounts:
-    """What became of drafts.
+    """What became of drafts, and of those that were not made but judged in hindsight (trials).
 
-    Totals since start: steps of requests that verified drafts, the drafts, those that were right, and these by place.
+    Totals since start: steps of requests that verified drafts, the drafts, those that were right, and these by place;
+    and trials. ``num_asked`` steps were to have a guess. ``in_hindsight``: drafts are judged before they are made.
     """
 
-    def __init__(self) -> None:
-        self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = 0
+    def __init__(self, *, in_hindsight: bool = False) -> None:
+        self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = self.num_trials = 0
         self.num_accepted_tokens_per_pos: list[int] = []
-        self._tried, self._right = FIRST_TRIED, FIRST_RIGHT
+        self.num_asked = 0
+        self._hoped = 0.0 if in_hindsight else HOPED
+        self._expected_steps = 1.0 if in_hindsight else EXPECTED_STEPS
+        self._all = DraftRecord(KEPT_OF_ALL)
         self._mean_length = 0.0
 
     def totals(self) -> dict[str, Any]:
@@ -37,10 +49,12 @@ class DraftCounts:
             "num_draft_tokens": self.num_draft_tokens,
             "num_accepted_tokens": self.num_accepted_tokens,
             "num_accepted_tokens_per_pos": self.num_accepted_tokens_per_pos,
+            "num_draft_trials": self.num_trials,
         }
 
     def observe(self, request: Request, num_draft_tokens: int, num_accepted_tokens: int) -> None:
         """A step verified so many drafts of a request, of which the first few were right."""
+        self.num_asked += 1
         self.num_drafts += 1
         self.num_draft_tokens += num_draft_tokens
         self.num_accepted_tokens += num_accepted_tokens
@@ -48,34 +62,51 @@ class DraftCounts:
         per_pos.extend([0] * (num_draft_tokens - len(per_pos)))
         for position in range(num_accepted_tokens):
             per_pos[position] += 1
-        # Drafts after the first wrong one say nothing.
-        num_tried = min(num_accepted_tokens + 1, num_draft_tokens)
-        request.num_tried_drafts = KEPT_PER_STEP * request.num_tried_drafts + num_tried
-        request.num_right_drafts = KEPT_PER_STEP * request.num_right_drafts + num_accepted_tokens
-        request.num_vain_probes = 0 if num_accepted_tokens else request.num_vain_probes + 1
-        self._tried = KEPT_OF_ALL * self._tried + num_tried
-        self._right = KEPT_OF_ALL * self._right + num_accepted_tokens
+        self._record(request, num_draft_tokens, num_accepted_tokens)
 
     def observe_none(self, request: Request) -> None:
         """Drafts were asked for, and there was no guess."""
-        request.num_tried_drafts += TRIED_OF_NONE
-        request.num_vain_probes += 1
+        self.num_asked += 1
+        self._record(request, 0, 0)
+
+    def observe_trials(self, request: Request, trials: Sequence[tuple[int, int]]) -> None:
+        """What steps with drafts would have brought, had they been taken: numbers of drafts and of right ones."""
+        self.num_trials += len(trials)
+        for num_drafts, num_right in trials:
+            self._record(request, num_drafts, num_right)
 
     def note_end(self, request: Request) -> None:
         """A request has said all."""
         length = request.num_output_tokens
         known = self._mean_length or length
-        self._mean_length = KEPT_PER_STEP * known + (1 - KEPT_PER_STEP) * length
+        self._mean_length = KEPT_LENGTH * known + (1 - KEPT_LENGTH) * length
 
     def tokens_to_come(self, request: Request) -> float:
         """Of an answer: what it lacks to those before it, or as much as it has said; none of a first answer's start."""
         num_said = request.num_output_tokens
         return max(self._mean_length - num_said, num_said)
 
-    def share_of_right(self, request: Request) -> float:
-        """How likely a draft after right ones is right."""
-        prior = FIRST_TRIED * (FIRST_RIGHT + self._right) / (FIRST_TRIED + self._tried)
-        return (prior + request.num_right_drafts) / (FIRST_TRIED + request.num_tried_drafts)
+    def share_guessed(self, request: Request) -> float:
+        """How likely there is a guess for a request."""
+        usual = self._all.share_guessed(self._hoped, HOPED_STEPS)
+        return request.drafts.share_guessed(usual, self._expected_steps)
+
+    def chances(self, request: Request, most: int) -> list[float]:
+        """How likely the first draft of a guess, the first two ... the first ``most`` are right.
+
+        Of a draft as much is expected as of the one before it, unless all requests or this one have shown otherwise.
+        """
+        share, chance, chances = self._hoped, 1.0, []
+        for place in range(most):
+            usual = self._all.share_right(place, share, HOPED_STEPS)
+            share = request.drafts.share_right(place, usual, self._expected_steps)
+            chance *= share
+            chances.append(chance)
+        return chances
+
+    def _record(self, request: Request, num_drafts: int, num_right: int) -> None:
+        request.drafts.add(num_drafts, num_right)
+        self._all.add(num_drafts, num_right)
 
 
 class DraftLimit(Protocol):
@@ -84,14 +115,14 @@ class DraftLimit(Protocol):
     def __call__(self, step: StepBuilder) -> dict[str, int]:
         """The most for each of the step's requests; none for those that are left out."""
 
+    def trials(self, step: StepBuilder) -> dict[str, int]:
+        """Of a step or burst without drafts: how many of which request are judged in hindsight, by what it says."""
+
     def steps_without(self, step: StepBuilder) -> int:
         """How many decode steps, a step without drafts included, may follow each other before it is asked again."""
 
-    def skip(self, step: StepBuilder, num_steps: int) -> None:
-        """So many more steps follow this one without a question."""
-
-    def observe(self, load: StepLoad, draft_seconds: float) -> None:
-        """Guessing after a step with this load took so long."""
+    def observe(self, load: StepLoad, num_steps: int, seconds: float, draft_seconds: float) -> None:
+        """A step with this load, or a burst of several, took so long, and guessing or judging beside."""
 
 
 class NoDrafts:
@@ -100,13 +131,13 @@ class NoDrafts:
     def __call__(self, step: StepBuilder) -> dict[str, int]:
         return {}
 
+    def trials(self, step: StepBuilder) -> dict[str, int]:
+        return {}
+
     def steps_without(self, step: StepBuilder) -> int:
         return NEVER
 
-    def skip(self, step: StepBuilder, num_steps: int) -> None:
-        pass
-
-    def observe(self, load: StepLoad, draft_seconds: float) -> None:
+    def observe(self, load: StepLoad, num_steps: int, seconds: float, draft_seconds: float) -> None:
         pass
 
 
@@ -120,13 +151,13 @@ class AllDrafts:
         most = {request.request_id: min(self._num_tokens, room_for_drafts(request)) for request in step.granted}
         return {request_id: number for request_id, number in most.items() if number > 0}
 
+    def trials(self, step: StepBuilder) -> dict[str, int]:
+        return {}
+
     def steps_without(self, step: StepBuilder) -> int:
         return 1
 
-    def skip(self, step: StepBuilder, num_steps: int) -> None:
-        pass
-
-    def observe(self, load: StepLoad, draft_seconds: float) -> None:
+    def observe(self, load: StepLoad, num_steps: int, seconds: float, draft_seconds: float) -> None:
         pass
 
 

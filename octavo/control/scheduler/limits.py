@@ -19,7 +19,8 @@ class SchedulerLimits:
     Decode steps are run at once for ``max_burst_seconds`` (0 = never) while somebody reads along.
     ``num_draft_tokens`` are the most drafts of a request in a step (0: nobody drafts), ``drafts_one_by_one`` says that
     each costs the drafter a step of its own, ``drafter_catches_up`` that it has to read what was said while it was not
-    asked. ``adapt_drafts`` leaves out drafts that cost more time than they save.
+    asked, ``drafter_looks_back`` that it can tell what it would have guessed. ``adapt_drafts`` leaves out drafts that
+    cost more time than they save.
     """
 
     max_num_seqs: int
@@ -36,6 +37,7 @@ class SchedulerLimits:
     num_draft_tokens: int = 0
     drafts_one_by_one: bool = False
     drafter_catches_up: bool = False
+    drafter_looks_back: bool = False
     adapt_drafts: bool = False
 
     def __post_init__(self) -> None:

@@ -71,8 +71,8 @@ class Scheduler:
             max_num_batched_tokens=limits.max_num_batched_tokens,
             step_time=step_time if limits.max_step_seconds else None,
         )
-        self._drafts = DraftCounts()
-        self._limit_drafts = draft_limit(limits, self._drafts, self.step_times, lambda: len(roster.running))
+        self._drafts = DraftCounts(in_hindsight=limits.drafter_looks_back)
+        self._limit_drafts = draft_limit(limits, self._drafts)
 
         self._admission = Admission(roster, kv_cache, self._gates, limits, self._lengths, self.plan_tokens)
         self._beam_searches = BeamSearches(roster, kv_cache, self._gates, max_num_seqs=limits.max_num_seqs)
@@ -219,10 +219,10 @@ class Scheduler:
             self._roster.join_running(request)
         step.block_copies = self._beam_searches.take_block_copies()
         num_drafts = self._limit_drafts(step)
-        num_steps = self._bursts.extend(step, 1 if num_drafts else self._limit_drafts.steps_without(step))
-        self._limit_drafts.skip(step, num_steps - 1)
+        self._bursts.extend(step, 1 if num_drafts else self._limit_drafts.steps_without(step))
         self._loads[step.step_id] = step.load
-        return step.build(self._roster.take_finished_ids(), num_drafts)
+        trials = {} if num_drafts else self._limit_drafts.trials(step)
+        return step.build(self._roster.take_finished_ids(), num_drafts, trials)
 
     def _schedule_running(self, step: StepBuilder) -> None:
         kv_cache, num_lookahead, running = self.kv_cache, self.limits.num_lookahead_tokens, self._roster.running
@@ -258,15 +258,21 @@ class Scheduler:
     # ---- a step returns -------------------------------------------------------------------------------------------
 
     def update_from_output(
-        self, step: SchedulerOutput, result: ModelRunnerOutput, *, seconds: float | None = None
+        self,
+        step: SchedulerOutput,
+        result: ModelRunnerOutput,
+        *,
+        seconds: float | None = None,
+        seconds_before: float = 0.0,
     ) -> dict[int, list[EngineCoreOutput]]:
         """Book the tokens of a step that returned; return what to tell each client (by its index).
 
-        ``seconds`` is how long the step took, if it was measured: later steps are sized by it.
+        ``seconds`` is how long the step took, if it was measured: later steps are sized by it. ``seconds_before``
+        passed between the step before it and this one.
         Requests that ended while the step ran are passed over. A request in ``result.failed`` ends with
         FINISHED_ERROR, alone.
         """
-        self._note_return(step, result, seconds)
+        self._note_return(step, result, seconds, seconds_before)
         for request_id, reason in result.failed.items():
             self._fail(request_id, reason, is_refused=request_id in result.refused)
         outputs = self._roster.report_ended_early()
@@ -286,14 +292,17 @@ class Scheduler:
         self._beam_searches.take_block_copies()
         self._loads.clear()
 
-    def _note_return(self, step: SchedulerOutput, result: ModelRunnerOutput, seconds: float | None) -> None:
+    def _note_return(
+        self, step: SchedulerOutput, result: ModelRunnerOutput, seconds: float | None, seconds_before: float
+    ) -> None:
         assert step.step_id == result.step_id, "a step is answered by its own result"
         self._roster.step_returns(step.step_id)
         load = self._loads.pop(step.step_id)
         self._bursts.count(result.num_decode_steps)
         if seconds is not None:
-            self.step_times.observe(load, (seconds - result.draft_seconds) / result.num_decode_steps)
-            self._limit_drafts.observe(load, result.draft_seconds)
+            num_steps, seconds = result.num_decode_steps, seconds - result.draft_seconds
+            self.step_times.observe(load, seconds / num_steps)
+            self._limit_drafts.observe(load, num_steps, seconds + seconds_before, result.draft_seconds)
 
     def _fail(self, request_id: str, reason: str, *, is_refused: bool) -> None:
         request = self.requests.get(request_id)

@@ -14,7 +14,8 @@ class StepLoad:
     """What a step computes. ``attended`` sums n (c + n / 2) over chunks of n prompt tokens after c others.
 
     ``num_drafts`` are the most that are guessed for a request after it; 0 where that is not done step after step.
-    ``num_unread`` tokens of its requests are new to a drafter that is asked again.
+    ``num_unread`` tokens of its requests are new to a drafter that is asked again. ``has_drafts``: some are verified
+    or asked for.
     """
 
     num_decode_tokens: int = 0
@@ -22,6 +23,7 @@ class StepLoad:
     attended: float = 0.0
     num_drafts: int = 0
     num_unread: int = 0
+    has_drafts: bool = False
 
     def add_chunk(self, num_tokens: int, num_computed_tokens: int) -> None:
         """Count a chunk of a prompt."""
@@ -57,6 +59,10 @@ class StepBuilder:
         self._num_scheduled: dict[str, int] = {}
         self._drafts: dict[str, list[int]] = {}
         self._num_decode_steps = 1
+
+    @property
+    def verifies_drafts(self) -> bool:
+        return bool(self._drafts)
 
     @property
     def is_of_single_tokens(self) -> bool:
@@ -111,7 +117,12 @@ class StepBuilder:
         )
         self._grant(request, num_tokens)
 
-    def build(self, finished_request_ids: list[str], num_drafts: dict[str, int] | None = None) -> SchedulerOutput:
+    def build(
+        self,
+        finished_request_ids: list[str],
+        num_drafts: dict[str, int] | None = None,
+        num_trial_drafts: dict[str, int] | None = None,
+    ) -> SchedulerOutput:
         """The step as the workers get it."""
         num_tokens = sum(self._num_scheduled.values())
         self.load.num_decode_tokens = num_tokens - self.load.num_prefill_tokens
@@ -127,6 +138,7 @@ class StepBuilder:
             block_copies=self.block_copies,
             num_drafts=num_drafts or {},
             num_decode_steps=self._num_decode_steps,
+            num_trial_drafts=num_trial_drafts or {},
         )
 
     def _grant(self, request: Request, num_tokens: int) -> None:

@@ -57,6 +57,8 @@ class StepResults:
             outputs.setdefault(request.client_index, []).append(output)
             if request_id in step.num_drafts or result.draft_token_ids:
                 self._take_drafts(request, result.draft_token_ids.get(request_id, []))
+            elif request_id in result.draft_trials:
+                self._drafts.observe_trials(request, result.draft_trials[request_id])
 
     def _take_tokens(
         self,

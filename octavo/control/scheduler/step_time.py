@@ -32,10 +32,14 @@ RIDGE = 1e-2
 NO_LIMIT = 1 << 62
 
 
-class _Line:
-    """y = a + b x with a, b >= 0, by least squares; where all x are alike, b is what it was, at first half of y / x."""
+class Line:
+    """y = a + b x with a, b >= 0, by least squares; where all x are alike, b is what it was.
 
-    def __init__(self) -> None:
+    At first a is taken for as much as ``first_equal`` x (0: as the x there are).
+    """
+
+    def __init__(self, first_equal: float = 0.0) -> None:
+        self._first_equal = first_equal
         self._n = self._x = self._xx = self._y = self._xy = self._slope = 0.0
 
     @property
@@ -44,7 +48,7 @@ class _Line:
 
     def add(self, x: float, y: float, weight: float = 1.0) -> None:
         if not self.knows_something and x:
-            self._slope = y / (2 * x)
+            self._slope = y / (x + (self._first_equal or x))
         kept, wx, wy = KEPT_PER_STEP, weight * x, weight * y
         self._n, self._x, self._xx = kept * self._n + weight, kept * self._x + wx, kept * self._xx + wx * x
         self._y, self._xy = kept * self._y + wy, kept * self._xy + wx * y
@@ -67,8 +71,8 @@ class StepTimeModel:
     """Predicts seconds from a load, and how many prompt tokens fit into some seconds."""
 
     def __init__(self) -> None:
-        self._decodes = _Line()
-        self._chunks = _Line()
+        self._decodes = Line()
+        self._chunks = Line()
 
     def observe(self, load: StepLoad, seconds: float) -> None:
         """A step with this load took so long."""

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from octavo.device.spec_decode.drafter import SaidTokens
+from octavo.device.spec_decode.drafter import SaidTokens, Trials
 from octavo.device.spec_decode.progress import Progress
 from octavo.device.spec_decode.sampler import DraftSampler
 from octavo.words.messages import NewRequestData
@@ -43,7 +43,8 @@ class DraftSteps(Protocol):
 class DraftModel:
     """A drafter that runs ``steps``, and catches up with what was said since it last guessed for a request."""
 
-    sees_all_steps = True
+    follows_steps = False
+    looks_back = True
 
     def __init__(self, steps: DraftSteps, sampler: DraftSampler) -> None:
         self._steps = steps
@@ -69,6 +70,11 @@ class DraftModel:
         rows, wanted, known = rows[going_on], wanted[rows][going_on], known[going_on]
         drafts = self._go_on(said.slots[rows], known, wanted, guesses[going_on], said.token_ids)
         return said.by_request(rows, drafts, wanted)
+
+    def look_back(self, said: SaidTokens, num_drafts: Mapping[str, int]) -> Trials:
+        if self._steps.is_ready:
+            self._steps.progress.note(said)
+        return {}
 
     def _catch_up(self, said: SaidTokens, rows: Ints, known: Ints) -> Ints:
         """Compute all known tokens of these requests, in as many steps as that takes; what may follow each, [R]."""

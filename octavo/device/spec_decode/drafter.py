@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from octavo.words.messages import NewRequestData
+
+Trials: TypeAlias = dict[str, list[tuple[int, int]]]
+"""By request: steps with drafts that could have been, each as how many drafts and how many of them are right."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +27,8 @@ class SaidTokens:
     num_computed:  [R] int64, tokens that were computed before the step.
     num_kept:      [R] int64, those of the step that are tokens of the request: all but wrong drafts.
     is_sampled:    [R] bool, whether the newest token was said by this step; else the prompt goes on.
-    hidden:        [T, hidden_size], the model's last hidden states; those of request r from ``first_rows[r]`` on.
+    hidden:        [T, hidden_size], the model's last hidden states; those of request r from ``first_rows[r]`` on. None
+                   of a burst that is told of as one step.
     """
 
     request_ids: Sequence[str]
@@ -33,8 +38,21 @@ class SaidTokens:
     num_computed: npt.NDArray[np.int64]
     num_kept: npt.NDArray[np.int64]
     is_sampled: npt.NDArray[np.bool_]
-    hidden: Tensor
+    hidden: Tensor | None
     first_rows: npt.NDArray[np.int64]
+
+    def hidden_at(self, rows: npt.NDArray[np.int64]) -> Tensor:
+        """The model's hidden states in some rows [S] of the step: [S, hidden_size]."""
+        assert self.hidden is not None, "who needs them is told of every step"
+        return self.hidden[torch.from_numpy(rows)]
+
+    def tokens(self, row: int) -> npt.NDArray[np.int32]:
+        """All that is known of request ``row``."""
+        return self.token_ids[self.slots[row], : self.num_tokens[row]]
+
+    def sampled_rows(self, request_ids: Container[str]) -> Iterator[int]:
+        """The rows of those of these requests that have said something."""
+        return (row for row in self.is_sampled.nonzero()[0].tolist() if self.request_ids[row] in request_ids)
 
     def wanted(self, num_drafts: Mapping[str, int]) -> npt.NDArray[np.int64]:
         """[R]: how many drafts are asked for each request."""
@@ -51,11 +69,13 @@ class SaidTokens:
 class Drafter(Protocol):
     """Guesses tokens, so that one step may verify several: a wrong guess costs time and changes no answer.
 
-    A slot is added when its request starts (again), and removed when it ends. ``sees_all_steps``: it is asked after
-    every step, also where nothing is to be guessed.
+    A slot is added when its request starts (again), and removed when it ends. ``follows_steps``: it is asked after
+    every step, also where nothing is to be guessed, with the hidden states of that. ``looks_back``: it is told in
+    hindsight of steps and bursts after which nothing is to be guessed.
     """
 
-    sees_all_steps: bool
+    follows_steps: bool
+    looks_back: bool
 
     def add(self, slot: int, request: NewRequestData) -> None: ...
 
@@ -65,11 +85,16 @@ class Drafter(Protocol):
         """At most ``num_drafts`` tokens for those of the requests that were sampled and that it has a guess for."""
         ...
 
+    def look_back(self, said: SaidTokens, num_drafts: Mapping[str, int]) -> Trials:
+        """Of these requests: what would have become of at most ``num_drafts`` at a time, where that can be told."""
+        ...
+
 
 class NoDrafter:
     """Speculation is off."""
 
-    sees_all_steps = False
+    follows_steps = False
+    looks_back = False
 
     def add(self, slot: int, request: NewRequestData) -> None:
         pass
@@ -78,4 +103,7 @@ class NoDrafter:
         pass
 
     def propose(self, said: SaidTokens, num_drafts: Mapping[str, int]) -> dict[str, list[int]]:
+        return {}
+
+    def look_back(self, said: SaidTokens, num_drafts: Mapping[str, int]) -> Trials:
         return {}

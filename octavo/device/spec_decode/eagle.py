@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from octavo.device.spec_decode.drafter import SaidTokens
+from octavo.device.spec_decode.drafter import SaidTokens, Trials
 from octavo.device.spec_decode.sampler import DraftSampler
 from octavo.words.messages import NewRequestData
 
@@ -41,7 +41,8 @@ class FeatureSteps(Protocol):
 class EagleDrafter:
     """A drafter that runs ``steps``."""
 
-    sees_all_steps = True
+    follows_steps = True
+    looks_back = False
 
     def __init__(self, steps: FeatureSteps, sampler: DraftSampler) -> None:
         self._steps = steps
@@ -61,28 +62,32 @@ class EagleDrafter:
         rows = (said.is_sampled & (wanted > 0)).nonzero()[0]
         if not rows.size:
             return {}
-        drafts = self._go_on(said, rows, wanted[rows], features[torch.from_numpy(said.num_kept.cumsum()[rows] - 1)])
+        drafts = self._go_on(said, rows, wanted[rows], features)
         return said.by_request(rows, drafts, wanted[rows])
+
+    def look_back(self, said: SaidTokens, num_drafts: Mapping[str, int]) -> Trials:
+        return {}
 
     def _follow(self, said: SaidTokens) -> Tensor:
         """The next feature after each position that the model computed, wrong drafts left out."""
         counts = said.num_kept
         rows = np.arange(counts.sum()) + (said.first_rows - counts.cumsum() + counts).repeat(counts)
-        features = said.hidden[torch.from_numpy(rows)]
+        features = said.hidden_at(rows)
         return self._steps.run_on(features, said.slots, said.num_computed, counts, _following(said))
 
     def _go_on(self, said: SaidTokens, rows: Ints, wanted: Ints, features: Tensor) -> Ints:
-        """Drafts [R, most wanted] from the newest features [R, H]."""
+        """Drafts [R, most wanted] from what ``_follow`` returned."""
         slots, known = said.slots[rows], said.num_tokens[rows]
         drafts = np.zeros((len(rows), int(wanted.max())), dtype=np.int64)
-        going_on = np.arange(len(rows))
+        going_on, newest = np.arange(len(rows)), said.num_kept.cumsum()[rows] - 1
         for number in range(drafts.shape[1]):
             if number:
                 kept = wanted[going_on] > number
-                going_on, features = going_on[kept], features[torch.from_numpy(kept)]
+                going_on, features = going_on[kept], features[torch.from_numpy(newest[kept])]
                 starts, ones = known[going_on] + number - 2, np.ones(len(going_on), dtype=np.int64)
                 features = self._steps.run_on(features, slots[going_on], starts, ones, _following(said))
-            logits = self._steps.logits(features, np.arange(len(going_on)))
+                newest = np.arange(len(going_on))
+            logits = self._steps.logits(features, newest)
             guesses = self._sampler.choose(logits, slots[going_on], known[going_on], number, said.token_ids)
             drafts[going_on, number] = guesses
             said.token_ids[slots[going_on], known[going_on] + number] = guesses

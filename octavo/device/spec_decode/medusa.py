@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import torch
 
 from octavo.device.models.medusa import MedusaHead
-from octavo.device.spec_decode.drafter import SaidTokens
+from octavo.device.spec_decode.drafter import SaidTokens, Trials
 from octavo.device.spec_decode.sampler import DraftSampler
 from octavo.words.messages import NewRequestData
 
@@ -16,7 +15,8 @@ from octavo.words.messages import NewRequestData
 class MedusaDrafter:
     """Head i guesses draft i: each says what it finds likeliest, whatever the others say."""
 
-    sees_all_steps = False
+    follows_steps = False
+    looks_back = False
 
     def __init__(self, heads: Sequence[MedusaHead], sampler: DraftSampler) -> None:
         self._heads = heads
@@ -36,10 +36,13 @@ class MedusaDrafter:
             rows = rows[wanted[rows] > number]
             if not rows.size:
                 break
-            logits = head(said.hidden[torch.from_numpy(said.first_rows[rows] + said.num_kept[rows] - 1)])
+            logits = head(said.hidden_at(said.first_rows[rows] + said.num_kept[rows] - 1))
             slots, known = said.slots[rows], said.num_tokens[rows]
             guesses = self._sampler.choose(logits, slots, known, number, said.token_ids)
             said.token_ids[slots, known + number] = guesses
             for row, guess in zip(rows.tolist(), guesses.tolist(), strict=True):
                 drafts[said.request_ids[row]].append(guess)
         return drafts
+
+    def look_back(self, said: SaidTokens, num_drafts: Mapping[str, int]) -> Trials:
+        return {}

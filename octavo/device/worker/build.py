@@ -46,7 +46,7 @@ from octavo.device.spec_decode.medusa import MedusaDrafter
 from octavo.device.spec_decode.ngram import NgramDrafter
 from octavo.device.spec_decode.sampler import CoupledSampler, DraftSampler, IndependentSampler
 from octavo.device.worker.decode_loop import NativeDecodeLoop
-from octavo.device.worker.draft_steps import DraftSteps, EagleSteps, FollowingCache, FollowingSteps
+from octavo.device.worker.draft_steps import DraftSteps, FollowingCache, FollowingSteps
 from octavo.device.worker.graphs import StepGraphs
 from octavo.device.worker.head import SamplingHead
 from octavo.device.worker.memory import PROFILED_TOKENS
@@ -103,7 +103,7 @@ def build_empty_drafter(
     """The network that drafts for a model, its weights not yet loaded."""
     options = _model_options(plan_drafter(config, plan, facts, drafter), drafter.network, kernels)
     if plan.speculative_method == "eagle":
-        return EagleHead(drafter, options, model.embed)
+        return EagleHead(drafter, options, model.embed, model.compute_logits)
     if plan.speculative_method == "medusa":
         return MedusaHeads(drafter, options)
     return build_model(drafter.network, options)
@@ -135,19 +135,21 @@ def _model_options(plan: Plan, facts: ModelFacts, kernels: Kernels) -> ModelOpti
 
 
 def build_following_steps(
-    plan: Plan, facts: ModelFacts, drafter: DrafterFacts, network: nn.Module, model: nn.Module, kernels: Kernels
+    plan: Plan, facts: ModelFacts, drafter: DrafterFacts, network: nn.Module, kernels: Kernels
 ) -> FollowingSteps | None:
     """What runs a loaded drafter that keeps keys and values; None for one that keeps none."""
     if not plan.num_lookahead_tokens:
         return None
+    features = None
+    if plan.speculative_method == "eagle":
+        features = torch.zeros(_max_num_tokens(plan), facts.hidden_size, dtype=getattr(torch, plan.dtype))
     cache = FollowingCache(
         network,
         vocab_size=drafter.network.vocab_size,
         max_num_requests=plan.max_num_seqs,
         max_num_tokens=_max_num_tokens(plan),
+        features=features,
     )
-    if plan.speculative_method == "eagle":
-        return EagleSteps(cache, network, model.compute_logits)
     return DraftSteps(cache, StepGraphs(network, kernels, plan.max_num_seqs), vocab_size=facts.vocab_size)
 
 
@@ -192,7 +194,7 @@ def build_model_runner(
     prompt_logprobs = PromptLogprobs(chooser)
     guessing = IndependentSampler(sampler, proposals) if by_rejection else CoupledSampler(sampler)
     drafter = _drafter(config, plan, network, steps, guessing)
-    has_loop = kernels.native is not None and not drafter.sees_all_steps
+    has_loop = kernels.native is not None and not drafter.follows_steps
     loop = NativeDecodeLoop(kernels.native, graphs, sampler) if has_loop else None
     head = SamplingHead(graphs, sampler, prompt_logprobs, facts.vocab_size, drafter, loop)
     return run_with(head, (sampler, prompt_logprobs, drafter, proposals), drafter_steps=steps)
@@ -231,10 +233,8 @@ def _drafter(
     asked = config.speculation
     if isinstance(network, MedusaHeads):
         return MedusaDrafter(list(network.heads), sampler)
-    if isinstance(steps, EagleSteps):
-        return EagleDrafter(steps, sampler)
     if isinstance(steps, DraftSteps):
-        return DraftModel(steps, sampler)
+        return EagleDrafter(steps, sampler) if plan.speculative_method == "eagle" else DraftModel(steps, sampler)
     if plan.speculative_method == "none":
         return NoDrafter()
     return NgramDrafter(asked.prompt_lookup_min, asked.prompt_lookup_max)

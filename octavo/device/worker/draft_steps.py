@@ -7,7 +7,7 @@ and copies are the model's.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from octavo.device.layers.attention import attention_layers, bind_kv_cache
-from octavo.device.models.eagle import EagleHead
 from octavo.device.spec_decode.progress import Progress
 from octavo.device.worker.block_table import BlockTable
 from octavo.device.worker.graphs import StepGraphs
@@ -33,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 class FollowingSteps(Protocol):
     """What the model's runner asks of a drafter that keeps keys and values."""
+
+    graphs: StepGraphs
 
     def kv_cache_specs(self) -> dict[str, AnyKVCacheSpec]:
         """What each of its layers asks of the cache."""
@@ -71,10 +72,22 @@ class _Rows:
 
 
 class FollowingCache:
-    """Keys and values of ``network``, and the arrays of its steps."""
+    """Keys and values of ``network``, and the arrays of its steps.
 
-    def __init__(self, network: nn.Module, *, vocab_size: int, max_num_requests: int, max_num_tokens: int) -> None:
+    features: [max_num_tokens, H], where the network is called with its model's hidden states too.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        vocab_size: int,
+        max_num_requests: int,
+        max_num_tokens: int,
+        features: Tensor | None = None,
+    ) -> None:
         self.max_num_tokens = max_num_tokens
+        self.features = features
         self._network = network
         self._vocab_size = vocab_size
         self._max_num_requests = max_num_requests
@@ -104,7 +117,11 @@ class FollowingCache:
         self._cache = KVCache(config, groups)
         bind_kv_cache(layers, self._cache.layers)
         sizes = {"max_num_requests": self._max_num_requests, "max_num_tokens": self.max_num_tokens}
-        self._inputs = StepInputs([GroupInputs(groups[0], table, max_model_len=config.max_model_len, **sizes)], **sizes)
+        self._inputs = StepInputs(
+            [GroupInputs(groups[0], table, max_model_len=config.max_model_len, **sizes)],
+            **sizes,
+            features=self.features,
+        )
         self.progress = Progress(table, config.num_blocks, self._max_num_requests)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -124,7 +141,7 @@ class FollowingCache:
 
 
 class DraftSteps:
-    """Runs a draft model, captured where ``graphs`` could be. Logits become ``vocab_size`` wide, as its model's are."""
+    """Runs a drafter, captured where ``graphs`` could be. Logits become ``vocab_size`` wide, as its model's are."""
 
     def __init__(self, cache: FollowingCache, graphs: StepGraphs, *, vocab_size: int) -> None:
         self.graphs = graphs
@@ -153,6 +170,14 @@ class DraftSteps:
     def run(self, slots: Ints, starts: Ints, counts: Ints, token_ids: npt.NDArray[np.int32]) -> Tensor:
         return self.graphs.forward(self._cache.prepare(slots, starts, counts, token_ids))
 
+    def run_on(
+        self, features: Tensor, slots: Ints, starts: Ints, counts: Ints, token_ids: npt.NDArray[np.int32]
+    ) -> Tensor:
+        """``run`` for a network that also takes its model's features [sum, H] of these positions."""
+        assert self._cache.features is not None, "the network takes features"
+        self._cache.features[: len(features)] = features
+        return self.run(slots, starts, counts, token_ids)
+
     def logits(self, hidden: Tensor, rows: Ints) -> Tensor:
         logits = self.graphs.logits(hidden, rows)
         lacking = self._vocab_size - logits.shape[1]
@@ -175,40 +200,11 @@ class DraftSteps:
             self._go_eager(error)
 
     def _like(self, batch: InputBatch, token_ids: npt.NDArray[np.int32]) -> InputBatch:
+        if (features := self._cache.features) is not None:
+            made_up = features[: batch.num_tokens]
+            made_up.copy_(torch.linspace(-1.0, 1.0, made_up.numel()).view_as(made_up))
         return self._cache.prepare(batch.slots, batch.num_computed, batch.seq_lens - batch.num_computed, token_ids)
 
     def _go_eager(self, error: CaptureError) -> None:
         logger.warning("The drafter's steps run op by op, which is slower: %s", error)
         self.graphs.forget(str(error))
-
-
-class EagleSteps:
-    """Runs EAGLE's head, op by op; ``compute_logits`` is its model's output head."""
-
-    def __init__(self, cache: FollowingCache, head: EagleHead, compute_logits: Callable[[Tensor], Tensor]) -> None:
-        self._cache = cache
-        self._head = head
-        self._compute_logits = compute_logits
-        self.kv_cache_specs = cache.kv_cache_specs
-        self.follow = cache.follow
-        self.copy_blocks = cache.copy_blocks
-
-    @property
-    def is_ready(self) -> bool:
-        return self._cache.is_ready
-
-    def run_on(
-        self, features: Tensor, slots: Ints, starts: Ints, counts: Ints, token_ids: npt.NDArray[np.int32]
-    ) -> Tensor:
-        batch = self._cache.prepare(slots, starts, counts, token_ids)
-        result: Tensor = self._head(batch.token_ids, batch.positions, features, batch.context)
-        return result
-
-    def logits(self, hidden: Tensor, rows: Ints) -> Tensor:
-        return self._compute_logits(hidden[torch.from_numpy(rows)])
-
-    def record(self, batch: InputBatch, token_ids: npt.NDArray[np.int32]) -> None:
-        """One layer is not worth it."""
-
-    def check(self, batch: InputBatch, token_ids: npt.NDArray[np.int32]) -> None:
-        """Nothing was recorded."""

@@ -156,7 +156,7 @@ class StepGraphs:
         return hidden is self._replayed or hidden.data_ptr() == self._hidden.data_ptr()
 
     def _eager(self, batch: InputBatch) -> Tensor:
-        hidden: Tensor = self._model(batch.token_ids, batch.positions, batch.context)
+        hidden: Tensor = self._model(*batch.arguments, batch.context)
         return hidden
 
     @staticmethod

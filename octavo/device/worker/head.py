@@ -37,6 +37,10 @@ class Head(Protocol):
         """hidden: [T, hidden_size], the batch's tokens. Appends the tokens it makes to the table."""
         ...
 
+    def look_back(self, batch: InputBatch, table: RequestTable, output: ModelRunnerOutput) -> None:
+        """A step or burst is over after which nothing is to be guessed: drafters may learn from what it said."""
+        ...
+
     def counters(self) -> dict[str, int]:
         """What it counted since start, by name."""
         ...
@@ -91,28 +95,23 @@ class SamplingHead:
             failed=failed,
             refused=refused,
         )
-        if batch.num_drafts_to_guess or self._drafter.sees_all_steps:
+        if batch.num_drafts_to_guess or self._drafter.follows_steps:
             self._draft(hidden, batch, table, output)
         return output
 
     def _draft(self, hidden: Tensor, batch: InputBatch, table: RequestTable, output: ModelRunnerOutput) -> None:
         began = time.perf_counter()
-        is_sampled = np.fromiter(map(bool, output.sampled_token_ids), np.bool_, batch.num_requests)
-        num_tokens = table.num_tokens[batch.slots]
-        table.reserve(int(num_tokens.max()) + max(batch.num_drafts_to_guess.values(), default=0))
-        said = SaidTokens(
-            request_ids=batch.request_ids,
-            slots=batch.slots,
-            token_ids=table.token_ids,
-            num_tokens=num_tokens,
-            num_computed=batch.num_computed,
-            # The newest token is known, and not computed.
-            num_kept=np.minimum(batch.seq_lens, num_tokens - is_sampled) - batch.num_computed,
-            is_sampled=is_sampled,
-            hidden=hidden,
-            first_rows=batch.query_start_loc[:-1].astype(np.int64),
+        most = max(batch.num_drafts_to_guess.values(), default=0)
+        output.draft_token_ids = self._drafter.propose(
+            _said(batch, table, output, hidden, room=most), batch.num_drafts_to_guess
         )
-        output.draft_token_ids = self._drafter.propose(said, batch.num_drafts_to_guess)
+        output.draft_seconds = time.perf_counter() - began
+
+    def look_back(self, batch: InputBatch, table: RequestTable, output: ModelRunnerOutput) -> None:
+        if not self._drafter.looks_back or batch.num_drafts_to_guess:
+            return
+        began = time.perf_counter()
+        output.draft_trials = self._drafter.look_back(_said(batch, table, output), batch.num_trial_drafts)
         output.draft_seconds = time.perf_counter() - began
 
     def counters(self) -> dict[str, int]:
@@ -165,6 +164,32 @@ class SamplingHead:
             if problem is not None:
                 failed[request_id] = problem
         return rows, failed
+
+
+def _said(
+    batch: InputBatch, table: RequestTable, output: ModelRunnerOutput, hidden: Tensor | None = None, *, room: int = 0
+) -> SaidTokens:
+    """A step, or a burst as one, as drafters see it; ``room`` for drafts is left behind the tokens."""
+    num_said = np.fromiter(map(len, output.sampled_token_ids), np.int64, batch.num_requests)
+    num_tokens, is_sampled = table.num_tokens[batch.slots], num_said > 0
+    table.reserve(int(num_tokens.max()) + room)
+    if output.num_decode_steps > 1:  # The batch's arrays are those of its last step.
+        num_computed, num_kept = num_tokens - 1 - num_said, num_said
+    else:
+        num_computed = batch.num_computed
+        # The newest token is known, and not computed.
+        num_kept = np.minimum(batch.seq_lens, num_tokens - is_sampled) - num_computed
+    return SaidTokens(
+        request_ids=batch.request_ids,
+        slots=batch.slots,
+        token_ids=table.token_ids,
+        num_tokens=num_tokens,
+        num_computed=num_computed,
+        num_kept=num_kept,
+        is_sampled=is_sampled,
+        hidden=hidden,
+        first_rows=batch.query_start_loc[:-1].astype(np.int64),
+    )
 
 
 def _sampled(batch: InputBatch) -> Iterator[tuple[int, int, int]]:

@@ -34,7 +34,7 @@ class InputBatch:
     """One step's rows. Arrays are views of those of ``inputs``: they are this step's until the next is prepared.
 
     given: embeddings that stand in place of tokens, if any.
-    num_drafts_to_guess: by request, the most drafts to guess after the step.
+    num_drafts_to_guess: by request, the most drafts to guess after the step; num_trial_drafts: to judge in hindsight.
     """
 
     step_id: int
@@ -42,6 +42,7 @@ class InputBatch:
     slot_list: list[int]
     counts: StepCounts
     num_drafts_to_guess: Mapping[str, int]
+    num_trial_drafts: Mapping[str, int]
     inputs: StepInputs
     given: GivenRows | None = None
 
@@ -107,6 +108,12 @@ class InputBatch:
         return self.inputs.arrays.logit_drafts[: self.counts.num_logit_rows]
 
     @property
+    def arguments(self) -> tuple[Tensor, ...]:
+        """What a model is called with before its context: token ids, positions, and features [T, H] if it takes any."""
+        features = self.inputs.features
+        return (self.token_ids, self.positions, *(() if features is None else (features[: self.num_tokens],)))
+
+    @property
     def token_ids(self) -> Tensor:
         """[T] int64."""
         return self.inputs.token_ids[: self.num_tokens]
@@ -136,7 +143,7 @@ class StepInputs:
 
     token_ids, positions, token_types (1 for tokens of the second of two texts): [max_num_tokens] int64.
     query_start_loc: [max_num_requests + 1], seq_lens: [max_num_requests] int32. ``library`` is the native one, if steps
-    are to be laid out by it.
+    are to be laid out by it. features: [max_num_tokens, H], hidden states of another model, which the caller writes.
     """
 
     def __init__(
@@ -146,7 +153,9 @@ class StepInputs:
         max_num_tokens: int,
         *,
         library: ModuleType | None = None,
+        features: Tensor | None = None,
     ) -> None:
+        self.features = features
         self.groups = tuple(groups)
         self.max_num_tokens = max_num_tokens
         self.arrays = StepArrays(max_num_requests, max_num_tokens)
@@ -163,7 +172,9 @@ class StepInputs:
     @property
     def token_arrays(self) -> list[Tensor]:
         """Those with an entry per token."""
-        return [self.token_ids, self.positions, self.token_types, *(group.slot_mapping for group in self.groups)]
+        features = () if self.features is None else (self.features,)
+        slots = (group.slot_mapping for group in self.groups)
+        return [self.token_ids, self.positions, self.token_types, *features, *slots]
 
     @property
     def request_arrays(self) -> list[Tensor]:
@@ -183,6 +194,7 @@ class StepInputs:
             slot_list=slots,
             counts=counts,
             num_drafts_to_guess=output.num_drafts,
+            num_trial_drafts=output.num_trial_drafts,
             inputs=self,
         )
 

@@ -171,6 +171,7 @@ class ModelRunner:
         output.refused += refused
         if step.num_decode_steps > 1:
             self._decode_on(step.batch, output, step.num_decode_steps)
+        self.head.look_back(step.batch, self._table, output)
         return output
 
     def _finish(self, hidden: Tensor, batch: InputBatch, grammar_masks: GrammarMasks | None) -> ModelRunnerOutput:

@@ -53,5 +53,8 @@ class PoolingHead:
             failed=failed,
         )
 
+    def look_back(self, batch: InputBatch, table: RequestTable, output: ModelRunnerOutput) -> None:
+        pass
+
     def counters(self) -> dict[str, int]:
         return {}

@@ -94,7 +94,7 @@ class Worker:
         self._network = build_empty_drafter(self._config, plan, facts, drafter.facts, self.model, kernels)
         stored = "dummy" if self._config.load.load_format == "dummy" else "auto"
         report = self._load_weights(self._network, drafter.checkpoint, stored)
-        self._drafter_steps = build_following_steps(plan, facts, drafter.facts, self._network, self.model, kernels)
+        self._drafter_steps = build_following_steps(plan, facts, drafter.facts, self._network, kernels)
         logger.info("Loading the drafter took %.2f seconds: %d tensors", report.seconds, report.num_tensors)
 
     def _load_weights(self, model: nn.Module, checkpoint: Checkpoint, load_format: str) -> LoadReport:
@@ -178,13 +178,14 @@ class Worker:
     def graph_counters(self) -> dict[str, int]:
         """Forward passes since start, warm-up included: "replays", "eager_steps" run op by op.
 
-        Of the replays, "loop_steps" followed others in one native call.
+        Of the replays, "loop_steps" followed others in one native call. "drafter_replays" are those of a drafter.
         """
-        graphs = self.model_runner.graphs
+        graphs, drafter = self.model_runner.graphs, self._drafter_steps
         return {
             "replays": graphs.num_replays,
             "eager_steps": graphs.num_eager_steps,
             "loop_steps": graphs.num_loop_steps,
+            "drafter_replays": 0 if drafter is None else drafter.graphs.num_replays,
         }
 
     def sampler_counters(self) -> dict[str, int]:

@@ -64,11 +64,11 @@ def test_step_bytes_grow_with_tokens_and_requests_and_cover_a_real_step() -> Non
 class Hungry(NoDrafter):
     """Guesses nothing, and takes so many bytes for each token computed and for each request that it is asked about."""
 
-    sees_all_steps = True
+    follows_steps = True
 
     def propose(self, said: SaidTokens, num_drafts: Mapping[str, int]) -> dict[str, list[int]]:
         assert set(num_drafts.values()) == {DRAFTS}
-        torch.zeros(len(said.hidden) * BYTES_PER_TOKEN + len(num_drafts) * BYTES_PER_REQUEST, dtype=torch.uint8)
+        torch.zeros(int(said.num_kept.sum()) * BYTES_PER_TOKEN + len(num_drafts) * BYTES_PER_REQUEST, dtype=torch.uint8)
         return {}
 
 
