@@ -83,8 +83,9 @@ PackedLinear::PackedLinear(ThreadPool& pool, NumberType type, const void* weight
       panels_(num_panels() * panel_bytes()), bias_(padded_bias(bias)) {
     if (gated && num_columns % 2) throw std::invalid_argument("a gated matrix has as many gates as other columns");
     const std::size_t row_bytes = k * item_bytes(type);
-    // Padding of the last panel, and of the last word of a row, stays the arena's zeros.
-    pool.run(num_panels(), [&](std::size_t index, int) {
+    // In the parts that few rows read them by, so that a thread's memory is near it. Padding of the last panel, and of the
+    // last word of a row, stays the arena's zeros.
+    pool.run_in_parts(num_panels(), [&](std::size_t index, int) {
         const Columns columns = columns_of(index);
         const char* rows = static_cast<const char*>(weight) + columns.first * row_bytes;
         pack_panel(rows, row_bytes, columns.count, panel_columns(), panel(index));

@@ -67,6 +67,8 @@ public:
         return rows_.data + stored * (k_ / format_->block_size * format_->block_bytes);
     }
 
+    bool has(WeightFormat format) const { return rows_.type == kNames[index_of(format)]; }
+
     void read(std::size_t row, float* out) const {
         format_->to_float32(blocks(row), k_ / format_->block_size, out);
     }
@@ -89,17 +91,11 @@ WeightFormat weight_format(std::string_view name) {
 
 // Columns of one format, packed to where `panels` points.
 struct QuantizedMatrix::Part {
-    Part(ThreadPool& pool, const Source& source, std::size_t k, std::size_t first_column, const float* bias, char* panels)
+    Part(std::size_t num_threads, const Source& source, std::size_t k, std::size_t first_column, const float* bias,
+         char* panels)
         : format(source.format), layout(layout_of(format)), num_groups(divide_up(k, kGroup)),
           first_column(first_column), num_columns(source.rows.num_rows),
-          panels_of_task(even_panels(static_cast<std::size_t>(pool.num_threads()))),
-          panels(panels) {
-        const RowReader rows(source.rows, k);
-        const bool as_stored = source.rows.type == kNames[index_of(format)];
-        if (!as_stored && !is_quantizer(format)) {
-            throw std::invalid_argument("numbers are quantised to Q8_0, Q4_1 and int8 only");
-        }
-        pool.run(num_panels(), [&](std::size_t panel, int) { as_stored ? move(rows, panel) : quantize(rows, panel, k); });
+          panels_of_task(even_panels(num_threads)), panels(panels) {
         if (!bias) return;
         biases.resize(num_panels() * kQuantizedColumns);
         std::copy_n(bias + first_column, num_columns, biases.begin());
@@ -128,6 +124,10 @@ struct QuantizedMatrix::Part {
     }
     PanelColumn column(std::size_t panel, std::size_t lane) const {
         return {panels + panel * panel_bytes(), lane, num_groups};
+    }
+
+    void pack(const RowReader& rows, std::size_t panel, std::size_t k) {
+        rows.has(format) ? move(rows, panel) : quantize(rows, panel, k);
     }
 
     void move(const RowReader& rows, std::size_t panel) {
@@ -169,13 +169,26 @@ struct QuantizedMatrix::Part {
 
 QuantizedMatrix::QuantizedMatrix(ThreadPool& pool, std::size_t k, const std::vector<Source>& sources, const float* bias)
     : PackedMatrix(columns_of(sources), k), panels_(panels_bytes(k, sources)) {
-    std::size_t first_column = 0;
+    std::vector<RowReader> rows;
+    std::size_t first_column = 0, num_panels = 0;
     char* panels = panels_.data();
     for (const Source& source : sources) {
-        parts_.push_back(std::make_unique<Part>(pool, source, k, first_column, bias, panels));
+        rows.emplace_back(source.rows, k);
+        if (!rows.back().has(source.format) && !is_quantizer(source.format)) {
+            throw std::invalid_argument("numbers are quantised to Q8_0, Q4_1 and int8 only");
+        }
+        const auto num_threads = static_cast<std::size_t>(pool.num_threads());
+        parts_.push_back(std::make_unique<Part>(num_threads, source, k, first_column, bias, panels));
         first_column += source.rows.num_rows;
+        num_panels += parts_.back()->num_panels();
         panels += panels_bytes(k, source);
     }
+    // In the parts that few rows read them by, so that a thread's memory is near it.
+    pool.run_in_parts(num_panels, [&](std::size_t panel, int) {
+        std::size_t part = 0;
+        while (panel >= parts_[part]->num_panels()) panel -= parts_[part++]->num_panels();
+        parts_[part]->pack(rows[part], panel, k);
+    });
 }
 
 QuantizedMatrix::~QuantizedMatrix() = default;

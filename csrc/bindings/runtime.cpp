@@ -3,6 +3,8 @@
 #include <nanobind/stl/vector.h>
 
 #include <atomic>
+#include <chrono>
+#include <stdexcept>
 #include <thread>
 
 #if defined(__linux__)
@@ -37,11 +39,35 @@ std::vector<int> cpus_of_threads(ThreadPool& pool) {
     return cpus;
 }
 
-std::vector<int> threads_of_tasks(ThreadPool& pool, std::size_t num_tasks, bool in_parts) {
+std::vector<int> threads_of_tasks(ThreadPool& pool, std::size_t num_tasks, bool in_parts, std::size_t slow,
+                                  double patience) {
+    using Clock = std::chrono::steady_clock;
+    const auto end = Clock::now() + std::chrono::duration<double>(patience);
     std::vector<int> threads(num_tasks, -1);
-    const auto note = [&](std::size_t task, int thread) { threads[task] += 1 + thread; };
+    std::atomic<std::size_t> done{0};
+    const auto note = [&](std::size_t task, int thread) {
+        while (task == slow && done < num_tasks - 1 && Clock::now() < end) std::this_thread::yield();
+        if (task == slow && done < num_tasks - 1) return;
+        threads[task] += 1 + thread;
+        ++done;
+    };
     in_parts ? pool.run_in_parts(num_tasks, note) : pool.run(num_tasks, note);
+    if (done < num_tasks) throw std::runtime_error("tasks waited for the thread that a slow one kept");
     return threads;
+}
+
+nb::list counts_of_threads(const ThreadPool& pool) {
+    nb::list result;
+    for (int thread = 0; thread < pool.num_threads(); ++thread) {
+        const ThreadPool::Counts counts = pool.counts(thread);
+        nb::dict named;
+        named["waits_spun"] = counts.waits_spun;
+        named["waits_slept"] = counts.waits_slept;
+        named["own_tasks"] = counts.own_tasks;
+        named["helped_tasks"] = counts.helped_tasks;
+        result.append(named);
+    }
+    return result;
 }
 
 }  // namespace
@@ -60,10 +86,14 @@ void bind_runtime(nb::module_& m) {
         .def_prop_ro("seconds_in_run", &ThreadPool::seconds_in_run, "Seconds its kernels took so far, in all.")
         .def("cpus_of_threads", &cpus_of_threads, nb::call_guard<nb::gil_scoped_release>(),
              "Run a task on every thread, and return the CPU that each was on (-1: not known here).")
+        .def("counts", &counts_of_threads,
+             "By thread: waits that ended while it looked (waits_spun) and that it slept through (waits_slept), and tasks\n"
+             "that read weights, of its own part (own_tasks) and of others' (helped_tasks).")
         .def("threads_of_tasks", &threads_of_tasks, nb::arg("num_tasks"), nb::arg("in_parts") = false,
-             nb::call_guard<nb::gil_scoped_release>(),
+             nb::arg("slow") = SIZE_MAX, nb::arg("patience") = 10.0, nb::call_guard<nb::gil_scoped_release>(),
              "Run `num_tasks` tasks that do nothing, and return which thread ran each. in_parts: as those that read weights\n"
-             "are, each thread a part of its own first.");
+             "are, each thread a part of its own first. The task `slow` ends after all others have; RuntimeError if they\n"
+             "have not within `patience` seconds.");
 }
 
 }  // namespace octavo

@@ -101,8 +101,8 @@ void count_forks() {
 // and the job cannot change before that task is finished, so a thread that comes late finds the next job or none.
 class ThreadPool::Team {
 public:
-    Team(int num_threads, const std::vector<int>& cpus)
-        : generation(forks.load()), ahead_(num_threads), spin_(num_threads <= usable_cpus()) {
+    Team(int num_threads, const std::vector<int>& cpus, std::vector<Counters>& counters)
+        : generation(forks.load()), counters_(counters), ahead_(num_threads), spin_(num_threads <= usable_cpus()) {
         for (int thread = 1; thread < num_threads; ++thread) {
             const int cpu = cpus.empty() ? kAnyCpu : cpus[static_cast<std::size_t>(thread) % cpus.size()];
             threads_.emplace_back([this, thread, cpu] {
@@ -159,14 +159,19 @@ private:
 
     // Spins while `number` equals `value`, then sleeps until it does not.
     void wait_while(const std::atomic<std::uint32_t>& number, std::uint32_t value, int thread) {
-        if (spin_) {
-            if (changes_soon(number, value, thread)) return;  // most waits end before the clock would have been read
-            const auto end = std::chrono::steady_clock::now() + kSpin;
-            do {
-                if (changes_soon(number, value, thread)) return;
-            } while (std::chrono::steady_clock::now() < end);
-        }
+        Counters& counters = counters_[static_cast<std::size_t>(thread)];
+        if (spin_ && changes_within_spin(number, value, thread)) return counters.waits_spun.add(1);
+        counters.waits_slept.add(1);
         number.wait(value, std::memory_order_acquire);
+    }
+
+    bool changes_within_spin(const std::atomic<std::uint32_t>& number, std::uint32_t value, int thread) {
+        if (changes_soon(number, value, thread)) return true;  // most waits end before the clock would have been read
+        const auto end = std::chrono::steady_clock::now() + kSpin;
+        do {
+            if (changes_soon(number, value, thread)) return true;
+        } while (std::chrono::steady_clock::now() < end);
+        return false;
     }
 
     void work(int thread) {
@@ -179,6 +184,7 @@ private:
         }
     }
 
+    std::vector<Counters>& counters_;
     std::mutex one_job_;
     Invoke invoke_ = nullptr;
     void* context_ = nullptr;
@@ -192,13 +198,14 @@ private:
 };
 
 ThreadPool::ThreadPool(int num_threads, std::vector<int> cpus)
-    : num_threads_(num_threads), cpus_(std::move(cpus)), team_(nullptr) {
+    : num_threads_(num_threads), cpus_(std::move(cpus)), counters_(static_cast<std::size_t>(std::max(num_threads, 0))),
+      team_(nullptr) {
     if (num_threads < 1) throw std::invalid_argument("a thread pool needs at least one thread");
     if (std::ranges::any_of(cpus_, [](int cpu) { return cpu < 0 || cpu >= kMostCpus; })) {
         throw std::invalid_argument("a CPU has a number from 0 to 1023");
     }
     count_forks();
-    team_ = new Team(num_threads, cpus_);
+    team_ = new Team(num_threads, cpus_, counters_);
 }
 
 ThreadPool::~ThreadPool() {
@@ -210,10 +217,16 @@ ThreadPool::~ThreadPool() {
 ThreadPool::Team& ThreadPool::team() {
     Team* team = team_.load();
     if (team->generation == forks.load()) return *team;
-    Team* fresh = new Team(num_threads_, cpus_);
+    Team* fresh = new Team(num_threads_, cpus_, counters_);
     if (team_.compare_exchange_strong(team, fresh)) return *fresh;
     delete fresh;
     return *team;
+}
+
+ThreadPool::Counts ThreadPool::counts(int thread) const {
+    const Counters& counters = counters_[static_cast<std::size_t>(thread)];
+    return {counters.waits_spun.value(), counters.waits_slept.value(), counters.own_tasks.value(),
+            counters.helped_tasks.value()};
 }
 
 void ThreadPool::fetch_next(std::span<const char> bytes) {

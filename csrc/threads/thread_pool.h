@@ -26,6 +26,13 @@ public:
     void count_seconds(double seconds) { seconds_in_run_.fetch_add(seconds, std::memory_order_relaxed); }
     double seconds_in_run() const { return seconds_in_run_.load(std::memory_order_relaxed); }
 
+    // What a thread has done so far. Waits for a job, or for the last tasks of one, end while it looks for that, or after it
+    // slept; tasks of `run_in_parts` are of its own part, or of another's that it helps with.
+    struct Counts {
+        std::uint64_t waits_spun, waits_slept, own_tasks, helped_tasks;
+    };
+    Counts counts(int thread) const;
+
     // What a later job reads by `run_in_parts`, task by task. Threads without a task bring what their part begins with into
     // their caches while they spin: the memory rests less while a small job runs, or the last task of a large one. No more
     // than a hint.
@@ -56,10 +63,12 @@ public:
             parts[i].end = (i + 1) * num_tasks / num_parts;
         }
         run(num_parts, [&](std::size_t, int thread) {
+            Counters& counters = counters_[static_cast<std::size_t>(thread)];
             for (std::size_t i = 0; i < num_parts; ++i) {
                 Part& part = parts[(static_cast<std::size_t>(thread) + i) % num_parts];
-                std::size_t index;
-                while ((index = part.next.fetch_add(1, std::memory_order_relaxed)) < part.end) task(index, thread);
+                std::size_t index, taken = 0;
+                for (; (index = part.next.fetch_add(1, std::memory_order_relaxed)) < part.end; ++taken) task(index, thread);
+                (i == 0 ? counters.own_tasks : counters.helped_tasks).add(taken);
             }
         });
     }
@@ -68,6 +77,20 @@ private:
     struct alignas(64) Part {
         std::atomic<std::size_t> next{0};
         std::size_t end = 0;
+    };
+
+    // Written by one thread at a time, so that an addition needs no lock of the memory.
+    class Counter {
+    public:
+        void add(std::uint64_t number) { value_.store(value() + number, std::memory_order_relaxed); }
+        std::uint64_t value() const { return value_.load(std::memory_order_relaxed); }
+
+    private:
+        std::atomic<std::uint64_t> value_{0};
+    };
+
+    struct alignas(64) Counters {
+        Counter waits_spun, waits_slept, own_tasks, helped_tasks;
     };
 
     using Invoke = void (*)(void* context, std::size_t index, int thread) noexcept;
@@ -79,6 +102,7 @@ private:
 
     const int num_threads_;
     const std::vector<int> cpus_;
+    std::vector<Counters> counters_;  // thread by thread
     std::atomic<Team*> team_;
     std::atomic<double> seconds_in_run_{0};
 };

@@ -11,6 +11,7 @@ import dataclasses
 import statistics
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from octavo.bench.measured import ARENA_BYTES, multiplied_dtype
@@ -43,7 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Rows of two tables, ``linear`` and ``attention``, and row counts slower per token than neighbours: ``cliffs``."""
+    """Rows of two tables, ``linear`` and ``attention``, and the check of neighbours.
+
+    ``cliffs`` are, by weights' format, row counts slower per token than neighbours.
+    """
     from octavo.frontend.llm import LLM
 
     if args.repeats < 1:
@@ -88,7 +92,7 @@ class KernelBench:
     def linears(self, rows: Sequence[int]) -> Iterator[dict[str, Any]]:
         for layer in self._ask("linears"):
             if self._only in layer["name"]:
-                times = self._ask("time_linear", layer["name"], rows, self._repeats)
+                times = self._ask("time_linear", layer["name"], layer["format"], rows, self._repeats)
                 for num_rows, seconds in zip(rows, times, strict=True):
                     operations = 2 * num_rows * layer["k"] * layer["n"]
                     case = {**layer, "rows": num_rows, "us_per_row": 1e6 * statistics.median(seconds) / num_rows}
@@ -122,9 +126,12 @@ class KernelBench:
         return self._llm.collective_rpc(f"extension.{name}", *args)[0]
 
 
-def cliffs(cases: Sequence[dict[str, Any]]) -> list[str]:
-    """Row counts of a layer that cost more per row than the next lower one, or more in all than the next higher one."""
-    return [text for ratio, text in _neighbours(cases) if ratio > CLIFF]
+def cliffs(cases: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
+    """By format, row counts of a layer that cost more per row than the next lower, or in all than the next higher."""
+    return {
+        format: [text for ratio, text in _neighbours(of_format) if ratio > CLIFF]
+        for format, of_format in _grouped(cases, "format").items()
+    }
 
 
 def worst_neighbour(cases: Sequence[dict[str, Any]]) -> str:
@@ -134,30 +141,37 @@ def worst_neighbour(cases: Sequence[dict[str, Any]]) -> str:
 
 def _neighbours(cases: Sequence[dict[str, Any]]) -> Iterator[tuple[float, str]]:
     """How much more than its neighbour promises each row count costs, and that in words."""
-    for name in dict.fromkeys(case["name"] for case in cases):
-        of_layer = sorted((case for case in cases if case["name"] == name), key=lambda case: case["rows"])
-        for fewer, more in pairwise(of_layer):
+    for (name, _), of_layer in _grouped(cases, "name", "format").items():
+        for fewer, more in pairwise(sorted(of_layer, key=lambda case: case["rows"])):
             per_row, in_all = more["us_per_row"] / fewer["us_per_row"], fewer["us"] / more["us"]
             yield per_row, f"{name}: {more['rows']} rows take {per_row:.2f} x the time per row of {fewer['rows']}"
             yield in_all, f"{name}: {fewer['rows']} rows take {in_all:.2f} x the time in all of {more['rows']}"
+
+
+def _grouped(cases: Sequence[dict[str, Any]], *names: str) -> dict[Any, list[dict[str, Any]]]:
+    groups: dict[Any, list[dict[str, Any]]] = {}
+    for case in cases:
+        groups.setdefault(itemgetter(*names)(case), []).append(case)
+    return groups
 
 
 def print_result(result: dict[str, Any]) -> None:
     """The tables, a line per case, and the check of neighbours."""
     ceilings = ", ".join(f"{name} {rate:.1f}" for name, rate in result["ceilings"].items() if rate is not None)
     print(f"{result['isa']}, {result['dtype']}; {ceilings} (changed by {result['ceilings_changed']:.1%})")
-    print(f"\n{'linear':<24}{'k':>7}{'n':>8}{'rows':>6}{'us':>11}{'GB/s':>8}{'GOP/s':>9}{'share':>8}")
+    print(f"\n{'linear':<18}{'format':<12}{'k':>7}{'n':>8}{'rows':>6}{'us':>11}{'GB/s':>8}{'GOP/s':>9}{'share':>8}")
     for case in result["linear"]:
-        shape = f"{case['name']:<24}{case['k']:>7}{case['n']:>8}{case['rows']:>6}"
+        shape = f"{case['name']:<18}{case['format']:<12}{case['k']:>7}{case['n']:>8}{case['rows']:>6}"
         print(f"{shape}{case['us']:>11.1f}{case['gbps']:>8.2f}{case['gops']:>9.1f}{case['share']:>8.1%}")
     print(f"\n{'attention':<24}{'context':>8}{'rows':>6}{'requests':>9}{'us':>11}{'GB/s':>8}{'GOP/s':>9}{'share':>8}")
     for case in result["attention"]:
         shape = f"{case['name']:<24}{case['context']:>8}{case['rows']:>6}{case['requests']:>9}"
         print(f"{shape}{case['us']:>11.1f}{case['gbps']:>8.2f}{case['gops']:>9.1f}{case['share']:>8.1%}")
-    verdict = "ok" if not result["cliffs"] else "; ".join(result["cliffs"])
     if result["worst_neighbour"]:
         print(f"\nthe slowest beside a neighbour: {result['worst_neighbour']}")
-    print(f"no row count more than {CLIFF - 1:.0%} slower per token than its neighbours: {verdict}")
+    print(f"no row count more than {CLIFF - 1:.0%} slower per token than its neighbours (medians):")
+    for format, slower in result["cliffs"].items():
+        print(f"  {format:<12}{'; '.join(slower) or 'ok'}")
 
 
 def _numbers(text: str) -> tuple[int, ...]:

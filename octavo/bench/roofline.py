@@ -107,12 +107,19 @@ class MachineProbe:
         return Ceilings(best["read_gbps"], best["float32_gflops"], best["bf16_gflops"], best["int8_gops"])
 
     def measure(self, num_threads: int, repeats: int, multiply_seconds: float) -> dict[str, Any]:
-        """Each rate as best and median of ``repeats``. A copy counts the bytes read and those written."""
+        """Each rate as best and median of ``repeats``. A copy counts the bytes read and those written.
+
+        ``barrier_spun`` is the share of waits for other threads that ended before one slept; None: no waits.
+        """
         pool, memory = self._pools[num_threads], self._memory
+        before = _waits(pool)
+        barrier = _several(repeats, lambda: 1e6 * self._library.barrier_seconds(pool, NUM_BARRIERS), best=min)
+        spun, slept = (now - then for now, then in zip(_waits(pool), before, strict=True))
         return {
             "copy_gbps": _several(repeats, lambda: memory.bytes / memory.copy_seconds(pool) / 1e9),
             **self._rates(pool, repeats, multiply_seconds),
-            "barrier_us": _several(repeats, lambda: 1e6 * self._library.barrier_seconds(pool, NUM_BARRIERS), best=min),
+            "barrier_us": barrier,
+            "barrier_spun": spun / (spun + slept) if spun + slept else None,
         }
 
     def _rates(self, pool: Any, repeats: int, multiply_seconds: float) -> dict[str, Any]:
@@ -127,6 +134,11 @@ class MachineProbe:
     def _rate(self, pool: Any, unit: str, seconds: float) -> float | None:
         operations, spent = self._library.multiply_rate(pool, unit, seconds)
         return operations / spent / 1e9 if operations else None
+
+
+def _waits(pool: Any) -> tuple[int, int]:
+    counts = pool.counts()
+    return sum(thread["waits_spun"] for thread in counts), sum(thread["waits_slept"] for thread in counts)
 
 
 def _several(

@@ -30,7 +30,6 @@ class GenerationConfig:
 
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
-    pad_token_id: int | None = None
     defaults: Mapping[str, float | int] = field(default_factory=dict)
 
 
@@ -49,7 +48,6 @@ def read_generation_config(checkpoint: Checkpoint) -> GenerationConfig:
     return GenerationConfig(
         eos_token_ids=_first(places, "eos_token_id"),
         bos_token_id=next(iter(_first(places, "bos_token_id")), None),
-        pad_token_id=next(iter(_first(places, "pad_token_id")), None),
         defaults=_defaults(own, HF_FLOATS, HF_INTEGERS),
     )
 
@@ -69,7 +67,6 @@ def _from_gguf(file: GGUFFile) -> GenerationConfig:
     return GenerationConfig(
         eos_token_ids=gguf_eos_token_ids(file),
         bos_token_id=gguf_token_id(file, "bos"),
-        pad_token_id=gguf_token_id(file, "padding"),
         defaults=_defaults(Record(file.path, file.metadata, prefix="general.sampling."), GGUF_FLOATS, GGUF_INTEGERS),
     )
 

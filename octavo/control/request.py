@@ -61,10 +61,10 @@ FINISH_REASONS = {
 class Request:
     """One request as the scheduler sees it: tokens, how many of them are computed, and how it ends.
 
-    ``num_computed_tokens`` catches up with ``num_tokens_with_drafts``; there are no prefill and decode phases. It
-    counts a step's tokens from the moment the step is scheduled. ``num_output_placeholders`` are the tokens that
-    steps in flight will sample, at most: one each, and one more per draft. ``last_step_id`` is the newest step that
-    holds the request. ``max_total_tokens`` (prompt and output) is set when the scheduler takes the request.
+    ``num_computed_tokens`` catches up with ``num_tokens`` and the drafts behind them; there are no prefill and decode
+    phases. It counts a step's tokens from the moment the step is scheduled. ``num_output_placeholders`` are the tokens
+    that steps in flight will sample, at most: one each, and one more per draft. ``last_step_id`` is the newest step
+    that holds the request. ``max_total_tokens`` (prompt and output) is set when the scheduler takes the request.
     ``choice_ids`` name its answers: one, or those of a beam search.
     ``is_with_workers``: they know it; ``is_rewritten``: and must be told of it anew.
     ``block_hashes`` grow as tokens are appended (one per full hash block). Only the scheduler writes to it.
@@ -118,10 +118,6 @@ class Request:
         self._block_hasher = block_hasher
         self._num_tokens_to_hash = 0 if block_hasher is not None else NEVER
         self._hash_full_blocks()
-
-    @property
-    def num_tokens_with_drafts(self) -> int:
-        return self.num_tokens + len(self.draft_token_ids)
 
     @property
     def num_output_tokens(self) -> int:

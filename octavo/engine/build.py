@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from octavo.checkpoint.drafter import DrafterFiles, check_vocabularies, read_drafter
 from octavo.checkpoint.facts import read_model_facts
 from octavo.checkpoint.generation_config import end_token_ids, read_generation_config
@@ -38,9 +36,11 @@ from octavo.engine.plugins import load_plugins
 from octavo.engine.simulated_model import SIMULATED_FACTS, SIMULATED_MODEL, token_function
 from octavo.engine.step_watch import NoStepWatch, StepWatch
 from octavo.executor.protocol import Executor
+from octavo.plan.executor import executor_backend
 from octavo.plan.kv_specs import kv_cache_specs
 from octavo.plan.plan import Plan
-from octavo.plan.planner import check_speculative_model, make_plan
+from octavo.plan.planner import make_plan
+from octavo.plan.speculation import check_speculative_model
 from octavo.util.lazy import resolve
 from octavo.words.errors import ConfigError
 from octavo.words.kv_cache_spec import KVCacheConfig
@@ -85,7 +85,7 @@ def build_engine_core(
     parts = _decide(config, phases)
     with phases("plugins"):
         load_plugins(config.observability.plugins)
-    executor = STARTERS[_backend(config)](parts, phases)
+    executor = STARTERS[executor_backend(config)](parts, phases)
     watch = watch or NoStepWatch()
     try:
         kv_cache_config = _give_memory(executor, parts, phases)
@@ -120,8 +120,6 @@ def _decide(config: EngineConfig, phases: Phases) -> ModelParts:
         logger.warning("octavo._native is not installed: every operation runs on plain torch")
     for line in plan.explained():
         logger.debug("Plan: %s", line)
-    if plan.runner == "pooling":
-        facts = msgspec.structs.replace(facts, tie_word_embeddings=True)  # no head is loaded, for none is read
     return ModelParts(config=config, checkpoint=checkpoint, facts=facts, plan=plan, drafter=drafter)
 
 
@@ -154,11 +152,6 @@ def _token_names(checkpoint: Checkpoint) -> list[str] | None:
         return None
     tokenizer: Tokenizer = resolve(TOKENIZER_LOADER)(checkpoint)
     return [tokenizer.convert_id_to_token(token_id) for token_id in range(tokenizer.num_text_tokens)]
-
-
-def _backend(config: EngineConfig) -> str:
-    """Who runs steps; without weights there is nothing to run them on."""
-    return "simulated" if config.load.load_format == "mock" else config.parallel.distributed_executor_backend
 
 
 def _facts(config: EngineConfig, checkpoint: Checkpoint | None) -> ModelFacts:

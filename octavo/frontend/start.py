@@ -12,6 +12,7 @@ from octavo.config.engine_config import EngineConfig
 from octavo.engine.build import find_checkpoint, find_tokenizer
 from octavo.engine.client import EngineCoreClient
 from octavo.engine.info import EngineInfo
+from octavo.engine.phases import Phases
 from octavo.engine.stats import LoggingStatLogger, StatLogger
 from octavo.frontend.input_processor import InputProcessor
 from octavo.frontend.load_tokenizer import load_tokenizer
@@ -75,4 +76,5 @@ def _assemble(
 
 
 def _load_tokenizer(config: EngineConfig, model: Checkpoint | None) -> Tokenizer:
-    return load_tokenizer(find_tokenizer(config, model), chat_template=config.model.chat_template)
+    with Phases()("tokenizer, meanwhile"):
+        return load_tokenizer(find_tokenizer(config, model), chat_template=config.model.chat_template)

@@ -83,11 +83,6 @@ class Tokenizer:
         """The template as Jinja text, if there is one."""
         return None if self._template is None else self._template.text
 
-    @property
-    def token_texts(self) -> list[str]:
-        """What each token says alone, by id; U+FFFD where a token is part of a character."""
-        return [self.decode([token_id], skip_special_tokens=False) for token_id in range(self.num_text_tokens)]
-
     def with_chat_template(self, text: str) -> Tokenizer:
         """The same tokenizer with another chat template."""
         other = copy.copy(self)

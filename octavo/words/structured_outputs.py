@@ -63,11 +63,6 @@ class StructuredOutputParams(msgspec.Struct, kw_only=True, omit_defaults=True, f
         """Whether the whole text is JSON."""
         return self.kind in ("json", "json_object")
 
-    @property
-    def closes(self) -> bool:
-        """Whether JSON is brought to its end where tokens run short."""
-        return self.is_json and self.closing_tokens != 0
-
     def _given(self) -> list[str]:
         """The constraints that were given. False is none, but as a JSON schema, which nothing meets."""
         return [name for name in KINDS if getattr(self, name) not in ((None,) if name == "json" else (None, False))]

@@ -74,6 +74,15 @@ def test_a_ratio_above_one_is_faster_whatever_the_metric(peers: tuple[ModuleType
     assert (tmp_path / "ratios.png").stat().st_size > 0
 
 
+def test_a_result_is_found_among_an_engines_own_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(PEERS))
+    import run
+
+    assert run.result_in('loading\n{"version": "1", "seconds": {}}\n{shut down}\n') == {"version": "1", "seconds": {}}
+    with pytest.raises(ValueError, match="no result"):
+        run.result_in("loading\n")
+
+
 def test_the_command_measures_and_reports(succ: Path, tmp_path: Path) -> None:
     pytest.importorskip("octavo._native")
     flags = ["--peers", "", "--precisions", "the file", "--workloads", "startup,tiny", "--rounds", "1"]

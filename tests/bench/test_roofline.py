@@ -26,6 +26,8 @@ def test_the_command_tells_best_and_median_for_one_thread_and_for_all(tmp_path: 
         for name in ("read_gbps", "copy_gbps", "float32_gflops"):
             assert threads[name]["best"] >= threads[name]["median"] > 0
         assert 0 < threads["barrier_us"]["best"] <= threads["barrier_us"]["median"]
+    assert result["threads_1"]["barrier_spun"] is None
+    assert 0 <= result["threads_2"]["barrier_spun"] <= 1
 
 
 @pytest.mark.parametrize("isa", native.available_isas())

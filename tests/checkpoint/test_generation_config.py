@@ -30,9 +30,9 @@ def test_lists_of_eos_and_default_sampling_are_read(tmp_path: Path) -> None:
         "repetition_penalty": 1.05,
         "max_new_tokens": 512,
     }
-    found = read(tmp_path, {"eos_token_id": 5, "pad_token_id": 4}, generation)
+    found = read(tmp_path, {"eos_token_id": 5}, generation)
     assert found.eos_token_ids == (128001, 128009)
-    assert (found.bos_token_id, found.pad_token_id) == (128000, 4)
+    assert found.bos_token_id == 128000
     assert found.defaults == {
         "temperature": 0.6,
         "top_p": 0.9,

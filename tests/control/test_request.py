@@ -30,12 +30,6 @@ def test_appending_leaves_the_message_as_it_was():
     assert message.output_token_ids == []
 
 
-def test_drafts_count_only_where_they_are_asked_for():
-    request = Request(make_message("r", [1, 2, 3]))
-    request.draft_token_ids = [8, 9]
-    assert (request.num_tokens, request.num_tokens_with_drafts) == (3, 5)
-
-
 def test_a_block_is_hashed_with_the_token_that_fills_it():
     request = Request(make_message("r", [1, 2, 3]), make_block_hasher(4))
     assert request.block_hashes == []

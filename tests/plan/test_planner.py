@@ -80,6 +80,10 @@ def plan(*, facts: ModelFacts = SMALL, caps: DeviceCaps = PLAIN, **asked: Any) -
             {"async_scheduling": True, "distributed_executor_backend": "simulated"},
             {"max_steps_in_flight": 2},
         ),
+        (  # Without weights steps are simulated, whatever was to run them.
+            {"async_scheduling": True, "load_format": "mock"},
+            {"max_steps_in_flight": 2},
+        ),
         ({"device": "cpu"}, {"device": "cpu"}),
     ],
 )

@@ -54,9 +54,7 @@ class StepResults:
                 continue
             num_drafts = len(drafts.get(request_id, ())) if drafts else 0
             output = self._take_tokens(request, token_ids, num_drafts, step.num_decode_steps, rows)
-            if request.client_index not in outputs:
-                outputs[request.client_index] = []
-            outputs[request.client_index].append(output)
+            outputs.setdefault(request.client_index, []).append(output)
             if request_id in step.num_drafts or result.draft_token_ids:
                 self._take_drafts(request, result.draft_token_ids.get(request_id, []))
 

@@ -24,6 +24,7 @@ from octavo.device.loader.safetensors import SafetensorsSource
 from octavo.device.loader.source import Move, StoredTensor, WeightSource
 from octavo.device.loader.weight_map import NameResolver, Placement
 from octavo.device.ops.native.quantized import float_rows
+from octavo.device.platform.malloc import return_freed_memory
 from octavo.words.errors import CheckpointError, UnsupportedError
 
 BATCH_BYTES = 32 << 20
@@ -137,6 +138,7 @@ def _finish(modules: Mapping[str, nn.Module], names: Sequence[str]) -> None:
         finish = getattr(modules[layer], "finish_loading", None)
         if finish is not None:
             finish()
+    return_freed_memory()  # the parameters these layers had before: a model is never in memory twice
 
 
 def _tell_loaded(model: LoadableModel) -> None:

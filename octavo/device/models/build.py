@@ -31,7 +31,7 @@ class CausalLM(Protocol):
         ...
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """hidden: [R, hidden_size], the rows that need logits -> float32 [R, vocab_size]."""
+        """hidden: [R, hidden_size], the rows that need logits -> float32 [R, vocab_size]. Only with a head."""
         ...
 
     def kv_cache_specs(self) -> dict[str, AttentionSpec]:

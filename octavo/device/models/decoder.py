@@ -71,11 +71,12 @@ class ModelParts:
     def embedding(self) -> Embedding:
         """The token embedding; rows that are the output head's too have its format."""
         facts, options = self.facts, self.options
+        is_head_too = options.has_head and facts.tie_word_embeddings
         return Embedding(
             facts.vocab_size,
             facts.hidden_size,
             dtype=options.dtype,
-            method=options.head_quantization if facts.tie_word_embeddings else options.embedding_quantization,
+            method=options.head_quantization if is_head_too else options.embedding_quantization,
             kernels=options.kernels,
             scale=facts.embedding_scale,
         )
@@ -196,7 +197,8 @@ class Decoder(nn.Module):
         self.embed = parts.embedding()
         self.layers = nn.ModuleList(make_layer(parts, index) for index in range(facts.num_layers))
         self.norm = parts.norm()
-        self.lm_head = parts.lm_head(self.embed)
+        if options.has_head:
+            self.lm_head = parts.lm_head(self.embed)
 
     def forward(self, token_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
         """token_ids, positions: [T] int64 -> hidden states after the last norm, [T, hidden_size]."""
@@ -228,13 +230,10 @@ BACKBONE_PREFIXES = tuple((name, f"model.{name}") for name in ("embed_tokens.", 
 """How a checkpoint begins its names that was saved without an output head, as those that only embed are."""
 
 
-def embedding_rules(facts: ModelFacts) -> tuple[Rule, ...]:
+def embedding_rules(facts: ModelFacts, options: ModelOptions) -> tuple[Rule, ...]:
     """Weights outside the layers."""
-    head = (
-        Skip("lm_head.weight")
-        if facts.tie_word_embeddings
-        else Rename("lm_head.weight", "lm_head.rows.weight", shard=0)
-    )
+    has_own_head = options.has_head and not facts.tie_word_embeddings
+    head = Rename("lm_head.weight", "lm_head.rows.weight", shard=0) if has_own_head else Skip("lm_head.weight")
     return (
         *ROPE_TABLES,
         Rename("model.embed_tokens.weight", "embed.weight", shard=0),
@@ -272,13 +271,13 @@ def mlp_rules(facts: ModelFacts) -> tuple[Rule, ...]:
     return tuple(rules)
 
 
-def pre_norm_rules(facts: ModelFacts) -> tuple[Rule, ...]:
+def pre_norm_rules(facts: ModelFacts, options: ModelOptions) -> tuple[Rule, ...]:
     """All weights of a decoder of PreNormLayers."""
     norms = (
         Rename("model.layers.{i}.input_layernorm.weight", "layers.{i}.attention_norm.weight"),
         Rename("model.layers.{i}.post_attention_layernorm.weight", "layers.{i}.mlp_norm.weight"),
     )
-    return (*embedding_rules(facts), *attention_rules(facts), *norms, *mlp_rules(facts))
+    return (*embedding_rules(facts, options), *attention_rules(facts), *norms, *mlp_rules(facts))
 
 
 def interleaved_projections(facts: ModelFacts) -> dict[str, int]:

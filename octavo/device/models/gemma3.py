@@ -52,7 +52,7 @@ class Gemma3ForCausalLM(Decoder):
     def __init__(self, facts: ModelFacts, options: ModelOptions) -> None:
         super().__init__(facts, options, SandwichNormLayer)
         self.weight_map = WeightMap(
-            rules=(*embedding_rules(facts), *attention_rules(facts), *_norm_rules(), *mlp_rules(facts)),
+            rules=(*embedding_rules(facts, options), *attention_rules(facts), *_norm_rules(), *mlp_rules(facts)),
             prefixes=PREFIXES,
             gguf_names=GGUF_SANDWICH_NORM_NAMES,
         )

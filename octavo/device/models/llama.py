@@ -20,7 +20,7 @@ class LlamaForCausalLM(Decoder):
     def __init__(self, facts: ModelFacts, options: ModelOptions) -> None:
         super().__init__(facts, options, PreNormLayer)
         self.weight_map = WeightMap(
-            rules=pre_norm_rules(facts),
+            rules=pre_norm_rules(facts, options),
             prefixes=BACKBONE_PREFIXES,
             gguf_names=GGUF_NAMES,
             gguf_interleaved=interleaved_projections(facts),

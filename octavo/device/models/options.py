@@ -18,7 +18,8 @@ class ModelOptions:
 
     ``dtype`` is that of weights and activations. ``max_model_len`` sizes the rotary tables: positions stay below
     it (with "auto", the checkpoint's limit). ``quantization``, ``head_quantization`` (of an embedding tied to the
-    head too) and ``embedding_quantization`` (of one that is not) are formats that ``kernels`` read.
+    head too) and ``embedding_quantization`` (of one that is not) are formats that ``kernels`` read. ``has_head`` is
+    False where nobody asks for logits, as where texts are pooled: the output head is then not built, nor loaded.
     """
 
     dtype: torch.dtype
@@ -29,3 +30,4 @@ class ModelOptions:
     quantization: QuantMethod = UNQUANTIZED
     head_quantization: QuantMethod = UNQUANTIZED
     embedding_quantization: QuantMethod = UNQUANTIZED
+    has_head: bool = True

@@ -13,4 +13,6 @@ class Qwen3ForCausalLM(Decoder):
 
     def __init__(self, facts: ModelFacts, options: ModelOptions) -> None:
         super().__init__(facts, options, PreNormLayer)
-        self.weight_map = WeightMap(rules=pre_norm_rules(facts), prefixes=BACKBONE_PREFIXES, gguf_names=GGUF_NAMES)
+        self.weight_map = WeightMap(
+            rules=pre_norm_rules(facts, options), prefixes=BACKBONE_PREFIXES, gguf_names=GGUF_NAMES
+        )

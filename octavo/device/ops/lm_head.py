@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
@@ -21,10 +19,3 @@ def lm_head(hidden: Tensor, weight: LinearWeight, softcap: float | None = None) 
     if softcap is not None:
         logits = torch.tanh(logits / softcap) * softcap
     return logits
-
-
-def row_tiles(num_rows: int, vocab_size: int, max_bytes: int = 64 << 20) -> Iterator[slice]:
-    """Split rows so that one tile's logits take at most ``max_bytes`` (or one row), for prompts with logprobs."""
-    step = max(1, max_bytes // (4 * vocab_size))
-    for start in range(0, num_rows, step):
-        yield slice(start, min(start + step, num_rows))

@@ -54,7 +54,7 @@ from octavo.device.worker.model_runner import ModelRunner
 from octavo.device.worker.pooling_head import PoolingHead
 from octavo.plan.native_ops import CACHE_OPS
 from octavo.plan.plan import Plan
-from octavo.plan.planner import plan_drafter
+from octavo.plan.speculation import plan_drafter
 from octavo.util.lazy import resolve
 from octavo.words.drafter_facts import DrafterFacts
 from octavo.words.errors import ConfigError
@@ -129,6 +129,7 @@ def _model_options(plan: Plan, facts: ModelFacts, kernels: Kernels) -> ModelOpti
         max_model_len=plan.max_model_len or facts.max_position,
         attention=attention,
         kernels=kernels,
+        has_head=plan.runner != "pooling",
         **_weight_formats(plan, kernels),
     )
 

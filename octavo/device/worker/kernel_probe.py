@@ -43,13 +43,13 @@ class KernelProbe:
     def linears(self) -> list[dict[str, Any]]:
         """Kinds of linear layer, and per call of each: inputs ``k``, outputs ``n``, bytes of weights."""
         return [
-            {"name": name, "k": k, "n": n, "bytes": sum(map(parameter_bytes, modules)) / len(modules)}
-            for (name, k, n), modules in self._kinds().items()
+            {"name": name, "format": format, "k": k, "n": n, "bytes": sum(map(parameter_bytes, modules)) / len(modules)}
+            for (name, format, k, n), modules in self._kinds().items()
         ]
 
-    def time_linear(self, name: str, rows: Sequence[int], repeats: int) -> list[list[float]]:
+    def time_linear(self, name: str, format: str, rows: Sequence[int], repeats: int) -> list[list[float]]:
         """Seconds per call, ``repeats`` times, for each of these numbers of rows; measured in turn."""
-        (_, k, _), modules = next(item for item in self._kinds().items() if item[0][0] == name)
+        (_, _, k, _), modules = next(item for item in self._kinds().items() if item[0][:2] == (name, format))
         x = torch.randn(max(rows), k, dtype=self._dtype())
         calls = [lambda module=module: module(x[:1]) for module in modules[:MAX_CALLS]]
         return self._time(calls, x, [(num_rows, 1) for num_rows in rows], num_recorded=1, repeats=repeats)
@@ -142,16 +142,17 @@ class KernelProbe:
     def _dtype(self) -> torch.dtype:
         return self.worker.model.norm.weight.dtype
 
-    def _kinds(self) -> dict[tuple[str, int, int], list[nn.Module]]:
-        """Modules by (name without the layer's number, inputs, outputs)."""
-        kinds: dict[tuple[str, int, int], list[nn.Module]] = {}
+    def _kinds(self) -> dict[tuple[str, str, int, int], list[nn.Module]]:
+        """Modules by (name without the layer's number, weights' format, inputs, outputs)."""
+        kinds: dict[tuple[str, str, int, int], list[nn.Module]] = {}
         for name, module in self.worker.model.named_modules():
             if isinstance(module, Linear):
                 kind = ".".join(part for part in name.split(".") if not part.isdecimal()).removeprefix("layers.")
-                kinds.setdefault((kind, module.in_features, module.out_features), []).append(module)
+                shape = (module.in_features, module.out_features)
+                kinds.setdefault((kind, module.operand.format, *shape), []).append(module)
             elif isinstance(module, LMHead):
                 operand = module.rows.operand
-                kinds[(name, operand.in_features, operand.out_features)] = [module]
+                kinds[(name, operand.format, operand.in_features, operand.out_features)] = [module]
         return kinds
 
     def _attention_kinds(self) -> list[Attention]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 
 import pytest
 import torch
 
 from octavo.device.attention.reference import ReferenceAttention
+from octavo.device.loader.weight_map import NameResolver
 from octavo.device.models.build import build_model
 from octavo.device.models.options import ModelOptions
 from octavo.device.models.table import MODELS
@@ -55,6 +57,13 @@ def test_a_tied_head_is_the_embedding_itself() -> None:
     model = build_model(facts(tie_word_embeddings=True), OPTIONS)
     assert model.lm_head.rows is model.embed
     assert not any(name.startswith("lm_head") for name, _ in model.named_parameters())
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_model_that_is_asked_for_no_logits_has_no_head_and_loads_none(tied: bool) -> None:
+    model = build_model(facts(tie_word_embeddings=tied), replace(OPTIONS, has_head=False))
+    assert not hasattr(model, "lm_head")
+    assert NameResolver(model.weight_map, gguf=False).resolve("lm_head.weight") is None
 
 
 def test_specs_have_the_caches_dtype() -> None:

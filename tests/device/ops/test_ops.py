@@ -15,7 +15,7 @@ from torch import Tensor
 
 from octavo.device.ops.kernels import Kernels, load_kernels
 from octavo.device.ops.linear import DenseWeight
-from octavo.device.ops.lm_head import lm_head, row_tiles
+from octavo.device.ops.lm_head import lm_head
 from octavo.device.ops.lora import DenseSlots, LowRank
 from octavo.device.ops.qkv_rope_write import HeadNorm
 from octavo.device.ops.rope import RopeTable
@@ -334,10 +334,3 @@ def test_bfloat16_logits_are_not_rounded_to_bfloat16() -> None:
 
 def test_ops_take_an_empty_batch() -> None:
     assert lm_head(torch.empty(0, 24), DenseWeight(torch.empty(50, 24))).shape == (0, 50)
-
-
-def test_row_tiles_cover_all_rows_within_their_bytes() -> None:
-    tiles = list(row_tiles(num_rows=10, vocab_size=100, max_bytes=1200))
-    assert [(tile.start, tile.stop) for tile in tiles] == [(0, 3), (3, 6), (6, 9), (9, 10)]
-    assert len(list(row_tiles(num_rows=2, vocab_size=1000, max_bytes=1))) == 2
-    assert list(row_tiles(num_rows=0, vocab_size=1000)) == []

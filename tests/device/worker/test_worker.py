@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from octavo.words.errors import ConfigError, InsufficientMemoryError, Unsupporte
 from octavo.words.messages import NewRequestData, ResolvedSampling, SchedulerOutput
 from octavo.words.sampling_params import SamplingParams
 from tests.succ import NUM_TEXT_TOKENS, VOCAB_SIZE
+from tests.waiting import soon
 
 MIB = 1 << 20
 
@@ -142,6 +144,28 @@ def test_steps_use_the_plans_threads_and_the_process_keeps_its_own(succ: Path, k
     assert seen == [before + 1 if kernels == "reference" else 1]
     assert torch.get_num_threads() == before
     assert not torch.is_inference_mode_enabled()
+
+
+def affinities_of_new_threads(succ: Path, pinned_cpus: tuple[int, ...]) -> list[set[int]]:
+    """Of the CPUs that threads may use which a worker with two compute threads starts."""
+    tasks = Path("/proc/self/task")
+    before = {task.name for task in tasks.iterdir()}
+    worker = make_worker(succ, kernels="native", attention_backend="cpu", num_threads=2, pinned_cpus=pinned_cpus)
+    found = [os.sched_getaffinity(int(task.name)) for task in tasks.iterdir() if task.name not in before]
+    assert worker.seconds_in_kernels() is not None
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="no /proc on this system")
+def test_compute_threads_stay_on_a_cpu_only_where_the_plan_says_so(succ: Path) -> None:
+    pytest.importorskip("octavo._native", reason="built without the native module")
+    usable = os.sched_getaffinity(0)
+    cpus = tuple(sorted(usable))[:2]
+    if len(cpus) < 2:
+        pytest.skip("one CPU only")
+    free = affinities_of_new_threads(succ, ())
+    assert free and all(affinity == usable for affinity in free)
+    assert soon(lambda: {cpus[1]} in affinities_of_new_threads(succ, cpus), seconds=20)
 
 
 class Extension:

@@ -22,9 +22,10 @@ _DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 class PackedWeight:
     """A ``library.PackedMatrix`` of any number format as an operand of the ops."""
 
-    def __init__(self, native: NativeContext, matrix: Any, dtype: torch.dtype) -> None:
-        """dtype: of the activations, one of ``PACKED_DTYPES`` that the matrix takes."""
+    def __init__(self, native: NativeContext, matrix: Any, dtype: torch.dtype, format: str) -> None:
+        """dtype: of the activations, one of ``PACKED_DTYPES`` that the matrix takes. format: its name, for people."""
         self.matrix = matrix
+        self.format = format
         self.dtype = dtype
         self.out_features, self.in_features = matrix.num_columns, matrix.k
         self._native = native
@@ -91,7 +92,7 @@ def pack_dense(
         *weight.shape,
         gated,
     )
-    return PackedWeight(native, matrix, weight.dtype)
+    return PackedWeight(native, matrix, weight.dtype, _DTYPE_NAMES[weight.dtype])
 
 
 def linear(native: NativeContext) -> Callable[..., Tensor]:

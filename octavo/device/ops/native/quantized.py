@@ -59,4 +59,4 @@ def pack_quantized(
     wide = None if bias is None else bias.float().contiguous()
     address = 0 if wide is None else wide.data_ptr()
     matrix: Any = native.library.QuantizedMatrix(native.pool, in_features, rows, address)
-    return PackedWeight(native, matrix, dtype)
+    return PackedWeight(native, matrix, dtype, "+".join(dict.fromkeys(format_name for format_name, _ in stack)))
