@@ -88,8 +88,8 @@ OCTAVO_INLINE float power_of_two(float x) {
 
 // Finishes a row's scores of the keys of strips [first, last), selects out those of invisible keys, and returns the largest.
 template <bool kScaled>
-__attribute__((noinline)) float finish_scores(const AttentionCall& call, float* scores, const float* const* scales, int first, int last,
-                                  KeyRange range) {
+__attribute__((noinline)) float finish_scores(const AttentionCall& call, float* scores, const float* const* scales,
+                                              int first, int last, KeyRange range) {
     for (int strip = first; kScaled && strip < last; ++strip) {
         float* some = scores + strip * kKeysPerStrip;
         for (int i = 0; i < kKeysPerStrip; i += kLanes) store(some + i, load(some + i) * load(scales[strip] + i));
