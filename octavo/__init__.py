@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from octavo.config.engine_config import EngineConfig as EngineConfig
+    from octavo.config.flat import EngineArgs as AsyncEngineArgs
     from octavo.config.flat import EngineArgs as EngineArgs
     from octavo.frontend.async_llm import AsyncLLM as AsyncLLM
     from octavo.frontend.llm import LLM as LLM
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from octavo.words.repetition_detection import RepetitionDetectionParams as RepetitionDetectionParams
     from octavo.words.sampling_params import SamplingParams as SamplingParams
     from octavo.words.structured_outputs import StructuredOutputParams as StructuredOutputParams
+    from octavo.words.structured_outputs import StructuredOutputParams as StructuredOutputsParams
 
 _HOMES = {
     "AsyncLLM": "octavo.frontend.async_llm",
@@ -51,13 +53,18 @@ _HOMES = {
     "TokensPrompt": "octavo.words.inputs",
 }
 
-__all__ = ["LLM", "AsyncLLM", "BeamSearch", "BeamSearchOutput", "BeamSearchParams", "CompletionOutput", "EngineArgs",
-           "EngineConfig", "LLMEngine", "LoRARequest", "PoolingParams",
+# Other names under which vLLM's users know ours.
+_ALIASES = {"AsyncEngineArgs": "EngineArgs", "StructuredOutputsParams": "StructuredOutputParams"}
+
+__all__ = ["LLM", "AsyncEngineArgs", "AsyncLLM", "BeamSearch", "BeamSearchOutput", "BeamSearchParams",
+           "CompletionOutput", "EngineArgs", "EngineConfig", "LLMEngine", "LoRARequest", "PoolingParams",
            "PoolingRequestOutput", "RepetitionDetectionParams", "RequestOutput", "SamplingParams",
-           "StructuredOutputParams", "TextPrompt", "TokensPrompt", "__version__"]  # fmt: skip
+           "StructuredOutputParams", "StructuredOutputsParams", "TextPrompt", "TokensPrompt",
+           "__version__"]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
+    name = _ALIASES.get(name, name)
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'octavo' has no attribute {name!r}; it has {', '.join(_HOMES)}")

@@ -103,20 +103,15 @@ class ThreadPool::Team {
 public:
     Team(int num_threads, const std::vector<int>& cpus, std::vector<Counters>& counters)
         : generation(forks.load()), counters_(counters), ahead_(num_threads), spin_(num_threads <= usable_cpus()) {
-        for (int thread = 1; thread < num_threads; ++thread) {
-            const int cpu = cpus.empty() ? kAnyCpu : cpus[static_cast<std::size_t>(thread) % cpus.size()];
-            threads_.emplace_back([this, thread, cpu] {
-                if (cpu != kAnyCpu) stay_on(cpu);
-                serve(thread);
-            });
+        try {
+            for (int thread = 1; thread < num_threads; ++thread) start(thread, cpus);
+        } catch (...) {  // the system has no more threads to give
+            stop();
+            throw;
         }
     }
 
-    ~Team() {
-        waiting_.store(kStop, std::memory_order_release);
-        waiting_.notify_all();
-        for (std::thread& thread : threads_) thread.join();
-    }
+    ~Team() { stop(); }
 
     void fetch_next(std::span<const char> bytes) { ahead_.set(bytes); }
 
@@ -138,6 +133,20 @@ public:
 private:
     static constexpr std::uint32_t kStop = UINT32_MAX;
     static constexpr int kAnyCpu = -1;
+
+    void start(int thread, const std::vector<int>& cpus) {
+        const int cpu = cpus.empty() ? kAnyCpu : cpus[static_cast<std::size_t>(thread) % cpus.size()];
+        threads_.emplace_back([this, thread, cpu] {
+            if (cpu != kAnyCpu) stay_on(cpu);
+            serve(thread);
+        });
+    }
+
+    void stop() {
+        waiting_.store(kStop, std::memory_order_release);
+        waiting_.notify_all();
+        for (std::thread& thread : threads_) thread.join();
+    }
 
     void serve(int thread) {
         for (;;) {

@@ -37,6 +37,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     if args.num_iters < 1:
         raise ConfigError(f"--num-iters must be at least 1, got {args.num_iters}.")
     check_profile_argument(args)
+    if args.batch_size < 1:
+        raise ConfigError(f"--batch-size must be at least 1, got {args.batch_size}.")
     shape = shape_from(args, args.batch_size)
     params = fixed_length_params(shape)
     with LLM.from_engine_args(EngineArgs.from_cli_args(args)) as llm:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import time
 from collections.abc import Sequence
 from datetime import datetime
@@ -32,6 +33,9 @@ SAMPLING = {
 """Fields that are flags too, as in ``vllm bench serve``."""
 
 
+logger = logging.getLogger(__name__)
+
+
 class LoadError(OctavoError):
     """The server could not be reached, or answered nothing."""
 
@@ -45,42 +49,56 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_server_arguments(group: Any) -> None:
-    group.add_argument("--backend", choices=sorted(ENDPOINTS), default="openai", help="kind of endpoint")
+    group.add_argument("--backend", choices=sorted(ENDPOINTS), default="openai", help="kind of endpoint [openai]")
     group.add_argument("--base-url", metavar="URL", help="address of the server (default: from --host and --port)")
-    group.add_argument("--host", default="127.0.0.1")
-    group.add_argument("--port", type=int, default=8000)
+    group.add_argument("--host", default="127.0.0.1", help="where the server is [127.0.0.1]")
+    group.add_argument("--port", type=int, default=8000, help="and its port [8000]")
     group.add_argument("--endpoint", metavar="PATH", help="path of the endpoint (default: the backend's)")
     group.add_argument("--model", metavar="NAME", help="model to ask for (default: the first the server lists)")
     group.add_argument("--served-model-name", metavar="NAME", help="its name in requests, where it differs")
     group.add_argument("--tokenizer", metavar="MODEL", help="whose tokenizer counts prompts (default: the model's)")
     group.add_argument("--header", action="append", default=[], metavar="KEY=VALUE", help="a header for every request")
     group.add_argument("--api-key", metavar="KEY", help="sent as Authorization: Bearer KEY")
-    group.add_argument("--ready-check-timeout-sec", type=float, default=600, metavar="S", help="wait for the server")
+    group.add_argument(
+        "--ready-check-timeout-sec",
+        type=float,
+        default=600,
+        metavar="S",
+        help="how long the server is waited for [600]",
+    )
 
 
 def _add_dataset_arguments(group: Any) -> None:
-    group.add_argument("--dataset-name", choices=sorted(DATASETS), default="random")
-    group.add_argument("--dataset-path", type=Path, metavar="FILE")
-    group.add_argument("--num-prompts", type=int, default=1000, metavar="N")
-    group.add_argument("--random-input-len", type=int, default=1024, metavar="L")
-    group.add_argument("--random-output-len", type=int, default=128, metavar="L")
-    group.add_argument("--random-range-ratio", type=float, default=0.0, metavar="R")
-    group.add_argument("--random-prefix-len", type=int, default=0, metavar="L")
-    group.add_argument("--sharegpt-output-len", type=int, metavar="L")
-    group.add_argument("--custom-output-len", type=int, default=256, metavar="L")
-    group.add_argument("--seed", type=int, default=0)
+    group.add_argument(
+        "--dataset-name", choices=sorted(DATASETS), default="random", help="where prompts are from [random]"
+    )
+    group.add_argument("--dataset-path", type=Path, metavar="FILE", help="file of custom or sharegpt")
+    group.add_argument("--num-prompts", type=int, default=1000, metavar="N", help="requests [1000]")
+    group.add_argument("--random-input-len", type=int, default=1024, metavar="L", help="tokens of a prompt [1024]")
+    group.add_argument("--random-output-len", type=int, default=128, metavar="L", help="and of an answer [128]")
+    group.add_argument("--random-range-ratio", type=float, default=0.0, metavar="R", help="both vary by this share [0]")
+    group.add_argument(
+        "--random-prefix-len", type=int, default=0, metavar="L", help="tokens that all prompts begin with [0]"
+    )
+    group.add_argument(
+        "--sharegpt-output-len", type=int, metavar="L", help="tokens of an answer (default: as in the file)"
+    )
+    group.add_argument("--custom-output-len", type=int, default=256, metavar="L", help="tokens of an answer [256]")
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and arrivals [0]")
 
 
 def _add_load_arguments(group: Any) -> None:
-    group.add_argument("--request-rate", type=float, default=float("inf"), metavar="RPS")
-    group.add_argument("--burstiness", type=float, default=1.0, metavar="B", help="1: Poisson; less: burstier")
-    group.add_argument("--max-concurrency", type=int, metavar="N")
-    group.add_argument("--ramp-up-strategy", choices=("linear", "exponential"))
-    group.add_argument("--ramp-up-start-rps", type=float, metavar="RPS")
-    group.add_argument("--ramp-up-end-rps", type=float, metavar="RPS")
-    group.add_argument("--num-warmups", type=int, default=0, metavar="N", help="requests before the timed ones")
+    group.add_argument(
+        "--request-rate", type=float, default=float("inf"), metavar="RPS", help="requests a second [inf: all at once]"
+    )
+    group.add_argument("--burstiness", type=float, default=1.0, metavar="B", help="1: Poisson; less: burstier [1]")
+    group.add_argument("--max-concurrency", type=int, metavar="N", help="most requests at once (default: any number)")
+    group.add_argument("--ramp-up-strategy", choices=("linear", "exponential"), help="let the rate grow")
+    group.add_argument("--ramp-up-start-rps", type=float, metavar="RPS", help="from here")
+    group.add_argument("--ramp-up-end-rps", type=float, metavar="RPS", help="to there")
+    group.add_argument("--num-warmups", type=int, default=0, metavar="N", help="requests before the timed ones [0]")
     group.add_argument("--ignore-eos", action="store_true", help="answers go on to their length")
-    group.add_argument("--temperature", type=float, default=0.0)
+    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="of sampling [0]")
     for name, kind in SAMPLING.items():
         group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="X", help="sent where given")
     group.add_argument("--logprobs", type=int, metavar="N", help="log-probabilities for each token")
@@ -88,14 +106,22 @@ def _add_load_arguments(group: Any) -> None:
 
 
 def _add_result_arguments(group: Any) -> None:
-    group.add_argument("--goodput", nargs="+", default=[], metavar="METRIC:MS", help="e.g. ttft:500 tpot:50")
-    group.add_argument("--percentile-metrics", default="ttft,tpot,itl", metavar="METRIC,...")
-    group.add_argument("--metric-percentiles", default="99", metavar="P,...")
+    group.add_argument(
+        "--goodput",
+        nargs="+",
+        default=[],
+        metavar="METRIC:MS",
+        help="count requests within these limits, such as ttft:500 tpot:50",
+    )
+    group.add_argument(
+        "--percentile-metrics", default="ttft,tpot,itl", metavar="METRIC,...", help="which are shown [ttft,tpot,itl]"
+    )
+    group.add_argument("--metric-percentiles", default="99", metavar="P,...", help="and at which percentiles [99]")
     group.add_argument("--save-result", action="store_true", help="write the figures as JSON")
     group.add_argument("--save-detailed", action="store_true", help="and every request's")
     group.add_argument("--append-result", action="store_true", help="add a line to the file instead")
-    group.add_argument("--result-dir", type=Path, default=Path(), metavar="DIR")
-    group.add_argument("--result-filename", metavar="FILE")
+    group.add_argument("--result-dir", type=Path, default=Path(), metavar="DIR", help="folder of the file [.]")
+    group.add_argument("--result-filename", metavar="FILE", help="its name (default: of label, rate, model and time)")
     group.add_argument("--metadata", nargs="*", default=[], metavar="KEY=VALUE", help="more keys of the JSON")
     group.add_argument("--label", metavar="TEXT", help="prefix of the file's name")
     group.add_argument("--plot", type=Path, metavar="FILE", help="write a picture of the run (PNG)")
@@ -148,12 +174,16 @@ async def _run(args: argparse.Namespace, checked: Checked) -> dict[str, Any]:
 async def _wait_until_ready(connections: Connections, timeout_s: float) -> str:
     """The first model the server lists, once it lists any."""
     deadline = time.monotonic() + timeout_s
+    waits = False
     while True:
         try:
             return str((await connections.get("/v1/models"))["data"][0]["id"])
         except (OSError, HttpError, EOFError, ValueError, LookupError) as error:
             if time.monotonic() >= deadline:
                 raise LoadError(f"no server that lists models within {timeout_s:g} s: {error}") from None
+            if not waits:
+                logger.warning("No server that lists models yet (%s); waiting up to %g s for it", error, timeout_s)
+            waits = True
         await asyncio.sleep(READY_POLL_S)
 
 

@@ -21,7 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--num-iters-warmup", type=int, default=1, metavar="N", help="processes before them (default: 1)"
     )
-    parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds a process may take")
+    parser.add_argument(
+        "--timeout", type=float, default=600.0, metavar="S", help="seconds a process may take (default: 600)"
+    )
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:

@@ -10,7 +10,8 @@ import sys
 import time
 from typing import Any
 
-from octavo.device.platform.torch_import import import_torch_lazily, importing_an_engine
+from octavo.device.platform.torch_import import import_torch_lazily
+from octavo.device.platform.torch_library import importing_an_engine
 from octavo.words.errors import OctavoError
 
 

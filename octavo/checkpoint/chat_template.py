@@ -6,7 +6,7 @@ from pathlib import Path
 
 from octavo.checkpoint.gguf_facts import gguf_token_id
 from octavo.checkpoint.gguf_header import GGUFFile
-from octavo.checkpoint.record import Record, read_json_record
+from octavo.checkpoint.record import Record, is_unicode, read_json_record
 from octavo.checkpoint.resolve import Checkpoint
 from octavo.words.errors import CheckpointError
 
@@ -97,8 +97,8 @@ def _named(path: Path, entry: object) -> tuple[str, str]:
 
 
 def _checked(path: Path, text: object) -> str:
-    if not isinstance(text, str) or len(text) > MAX_TEMPLATE_BYTES:
-        raise CheckpointError(path, f"'chat_template' must be text of at most {MAX_TEMPLATE_BYTES} characters")
+    if not isinstance(text, str) or len(text) > MAX_TEMPLATE_BYTES or not is_unicode(text):
+        raise CheckpointError(path, f"'chat_template' must be Unicode text of at most {MAX_TEMPLATE_BYTES} characters")
     return text
 
 
@@ -106,8 +106,8 @@ def _token_text(config: Record, name: str) -> str | None:
     """A special token is its text, or an object that has it as ``content``."""
     value = config.get(name)
     text = value.get("content") if isinstance(value, dict) else value
-    if text is not None and not isinstance(text, str):
-        raise CheckpointError(config.file, f"{name!r} must be text or an object with 'content'")
+    if text is not None and not (isinstance(text, str) and is_unicode(text)):
+        raise CheckpointError(config.file, f"{name!r} must be Unicode text or an object with 'content'")
     return text
 
 

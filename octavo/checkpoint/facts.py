@@ -32,6 +32,7 @@ def read_model_facts(checkpoint: Checkpoint, *, load_format: str = "auto") -> Mo
         config = read_json_record(checkpoint.path / "config.json")
         facts = hf_model_facts(config, files=None if dummy else read_safetensors_folder(checkpoint.path))
         facts = _with_pooling(facts, checkpoint, config)
+    _check_heads(facts, checkpoint)
     if not dummy:
         _check_plausible(facts, checkpoint)
     return facts
@@ -46,6 +47,17 @@ def _with_pooling(facts: ModelFacts, checkpoint: Checkpoint, config: Record) -> 
         matryoshka_dimensions=read_matryoshka_dimensions(config),
         max_position=min(facts.max_position, longest or facts.max_position),
     )
+
+
+def _check_heads(facts: ModelFacts, checkpoint: Checkpoint) -> None:
+    heads, kv_heads, rotary = facts.num_heads, facts.num_kv_heads, facts.rope.rotary_dim
+    problem = None
+    if heads % kv_heads:
+        problem = f"{heads} attention heads are not a multiple of {kv_heads} KV heads"
+    elif rotary % 2 or rotary > facts.head_size:
+        problem = f"{rotary} entries of a head rotate in pairs; a head has {facts.head_size}"
+    if problem:
+        raise CheckpointError(checkpoint.config_path or checkpoint.path, problem)
 
 
 def _check_plausible(facts: ModelFacts, checkpoint: Checkpoint) -> None:

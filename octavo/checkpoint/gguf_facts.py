@@ -59,7 +59,7 @@ def _decoder_facts(file: GGUFFile, config: Record, architecture: str, **own: Any
         "intermediate_size": _per_model(config, "feed_forward_length"),
         "vocab_size": _vocab_size(file),
         "max_position": extended_max_position(rope, config.integer("context_length")),
-        "norm_eps": config.number("attention.layer_norm_rms_epsilon"),
+        "norm_eps": config.positive("attention.layer_norm_rms_epsilon"),
         "rope": rope,
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "attention_bias": "blk.0.attn_q.bias" in file.tensors,
@@ -113,7 +113,7 @@ def _gemma3(file: GGUFFile, config: Record, source: str) -> ModelFacts:
         config,
         "gemma3",
         max_position=config.integer("context_length"),  # Gemma states the extended length
-        local_rope=RopeFacts(theta=config.number("rope.freq_base_swa", 10_000.0), rotary_dim=head_size),
+        local_rope=RopeFacts(theta=config.positive("rope.freq_base_swa", 10_000.0), rotary_dim=head_size),
         rope=_rope(file, config, head_size, default_theta=1_000_000.0),
         hidden_act="gelu_pytorch_tanh",
         qk_norm=True,
@@ -158,7 +158,7 @@ def _main_type(bytes_by_type: Mapping[str, int]) -> str:
 
 def _rope(file: GGUFFile, config: Record, head_size: int, *, default_theta: float = 10_000.0) -> RopeFacts:
     kind = config.text("rope.scaling.type", "none")
-    theta = config.number("rope.freq_base", default_theta)
+    theta = config.positive("rope.freq_base", default_theta)
     rotary_dim = config.integer("rope.dimension_count", head_size)
     if kind not in ("none", "linear", "yarn", "longrope"):
         raise UnsupportedError(f"{file.path}: GGUF RoPE scaling {kind!r}; supported: none, linear, yarn, longrope")
@@ -166,15 +166,15 @@ def _rope(file: GGUFFile, config: Record, head_size: int, *, default_theta: floa
         return RopeFacts(kind="longrope", theta=theta, rotary_dim=rotary_dim, **divisors)
     if kind in ("none", "longrope"):
         return RopeFacts(theta=theta, rotary_dim=rotary_dim)
-    factor = config.number("rope.scaling.factor")
+    factor = config.positive("rope.scaling.factor")
     return RopeFacts(
         kind=kind,
         theta=theta,
         rotary_dim=rotary_dim,
         factor=factor,
         original_max_position=config.integer("rope.scaling.original_context_length", config.integer("context_length")),
-        beta_fast=config.number("rope.scaling.yarn_beta_fast", 32.0),
-        beta_slow=config.number("rope.scaling.yarn_beta_slow", 1.0),
+        beta_fast=config.positive("rope.scaling.yarn_beta_fast", 32.0),
+        beta_slow=config.positive("rope.scaling.yarn_beta_slow", 1.0),
         attention_factor=_yarn_attention_factor(config, factor) if kind == "yarn" else None,
     )
 

@@ -54,8 +54,8 @@ def _source_architecture(config: Record) -> str:
     named = config.get("architectures")
     candidates = named if isinstance(named, list) and named else [MODEL_TYPES.get(str(config.get("model_type")))]
     for name in candidates:
-        if name in ARCHITECTURES:
-            return str(name)
+        if isinstance(name, str) and name in ARCHITECTURES:
+            return name
     asked = ", ".join(map(str, named)) if isinstance(named, list) and named else config.get("model_type")
     code = " (the code that the checkpoint brings is never run)" if "auto_map" in config else ""
     raise UnsupportedError(f"{config.file}: architecture {asked}{code}; supported: {', '.join(ARCHITECTURES)}")
@@ -91,8 +91,6 @@ def _decoder_facts(config: Record, architecture: str, source: str, **own: Any) -
     """Return what all decoders state alike; ``own`` adds to it and overrides."""
     num_heads = config.integer("num_attention_heads")
     num_kv_heads = config.integer("num_key_value_heads", num_heads)
-    if num_heads % num_kv_heads:
-        raise CheckpointError(config.file, f"{num_heads} attention heads are not a multiple of {num_kv_heads} KV heads")
     hidden_size = config.integer("hidden_size")
     head_size = config.maybe_integer("head_dim") or hidden_size // num_heads
     max_position = config.integer("max_position_embeddings")
@@ -106,7 +104,7 @@ def _decoder_facts(config: Record, architecture: str, source: str, **own: Any) -
         "num_kv_heads": num_kv_heads,
         "head_size": head_size,
         "vocab_size": config.integer("vocab_size"),
-        "norm_eps": config.number("rms_norm_eps", 1e-6),
+        "norm_eps": config.positive("rms_norm_eps", 1e-6),
         "hidden_act": config.text("hidden_act", "silu"),
         "tie_word_embeddings": config.flag("tie_word_embeddings"),
         "eos_token_ids": token_ids(config, "eos_token_id"),
@@ -177,7 +175,7 @@ def _gemma3(text: Record, source: str) -> ModelFacts:
         qk_norm=True,
         norm_weight_offset=1.0,
         embedding_scale=math.sqrt(config.integer("hidden_size")),
-        attention_scale=config.number("query_pre_attn_scalar") ** -0.5,
+        attention_scale=config.positive("query_pre_attn_scalar") ** -0.5,
         attn_logit_softcap=config.maybe_number("attn_logit_softcapping"),
         final_logit_softcap=config.maybe_number("final_logit_softcapping"),
         sliding_window=config.integer("sliding_window"),
@@ -197,7 +195,7 @@ def _bert(config: Record, source: str) -> ModelFacts:
         rope=RopeFacts(rotary_dim=0),
         max_position=config.integer("max_position_embeddings"),
         num_positions=config.integer("max_position_embeddings"),
-        norm_eps=config.number("layer_norm_eps", 1e-12),
+        norm_eps=config.positive("layer_norm_eps", 1e-12),
         hidden_act=config.text("hidden_act", "gelu"),
         attention_bias=True,
         attention_out_bias=True,
@@ -228,7 +226,7 @@ def _layer_types(config: Record) -> tuple[str, ...] | None:
     layers = config.integer("num_hidden_layers")
     if not isinstance(named, list) or len(named) != layers:
         raise CheckpointError(config.file, f"'layer_types' must be a list with one entry for each of {layers} layers")
-    if unknown := [kind for kind in named if kind not in LAYER_TYPES]:
+    if unknown := [kind for kind in named if not isinstance(kind, str) or kind not in LAYER_TYPES]:
         raise UnsupportedError(f"{config.file}: layer type {unknown[0]!r}; supported: {', '.join(LAYER_TYPES)}")
     return tuple(LAYER_TYPES[kind] for kind in named)
 

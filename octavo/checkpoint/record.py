@@ -61,6 +61,13 @@ class Record:
         value = self.maybe_number(key)
         return self._needed(key, default if value is None else value)
 
+    def positive(self, key: str, default: float | None = None) -> float:
+        """A number above 0, by which something is divided or whose root or logarithm is taken."""
+        value = self.number(key, default)
+        if value <= 0:
+            raise self._wrong(key, f"is {value:g}; it must be above 0")
+        return value
+
     def numbers(self, key: str) -> tuple[float, ...] | None:
         values = self.get(key)
         if values is None:
@@ -103,6 +110,15 @@ class Record:
 
     def _wrong(self, key: str, problem: str) -> CheckpointError:
         return CheckpointError(self.file, f"{self.prefix + key!r} {problem}")
+
+
+def is_unicode(text: str) -> bool:
+    """Whether no half of a surrogate pair stands alone, as it can in JSON."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def read_json(path: Path) -> object:

@@ -18,7 +18,7 @@ EXTENDED_BY_FACTOR = ("linear", "dynamic", "yarn")
 def read_rope(config: Record, *, head_size: int, max_position: int, default_theta: float) -> RopeFacts:
     """Return the rotary embedding of a model that has one kind for all layers."""
     parameters = config.record("rope_parameters") or config.record("rope_scaling") or Record(config.file, {})
-    return _facts(config, parameters, head_size, max_position, config.number("rope_theta", default_theta))
+    return _facts(config, parameters, head_size, max_position, config.positive("rope_theta", default_theta))
 
 
 def read_layer_ropes(config: Record, *, head_size: int, max_position: int) -> tuple[RopeFacts, RopeFacts]:
@@ -29,8 +29,8 @@ def read_layer_ropes(config: Record, *, head_size: int, max_position: int) -> tu
     new = config.record("rope_parameters") or Record(config.file, {})
     full = new.record("full_attention") or config.record("rope_scaling") or Record(config.file, {})
     local = new.record("sliding_attention") or Record(config.file, {})
-    theta = config.number("rope_theta", 1_000_000.0)
-    local_theta = config.number("rope_local_base_freq", 10_000.0)
+    theta = config.positive("rope_theta", 1_000_000.0)
+    local_theta = config.positive("rope_local_base_freq", 10_000.0)
     return (
         _facts(config, full, head_size, max_position, theta),
         _facts(config, local, head_size, max_position, local_theta),
@@ -46,20 +46,20 @@ def extended_max_position(rope: RopeFacts, max_position: int) -> int:
 
 def _facts(config: Record, parameters: Record, head_size: int, max_position: int, theta: float) -> RopeFacts:
     kind = _kind(parameters)
-    partial = parameters.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
+    partial = parameters.positive("partial_rotary_factor", config.positive("partial_rotary_factor", 1.0))
     original = config.maybe_integer("original_max_position_embeddings") or parameters.maybe_integer(
         "original_max_position_embeddings"
     )
     return RopeFacts(
         kind=kind,
-        theta=parameters.number("rope_theta", theta),
+        theta=parameters.positive("rope_theta", theta),
         rotary_dim=int(head_size * partial),
         factor=_factor(parameters, kind, original, max_position),
         original_max_position=None if kind == "default" else _original(kind, original, max_position),
-        low_freq_factor=parameters.number("low_freq_factor") if kind == "llama3" else None,
-        high_freq_factor=parameters.number("high_freq_factor") if kind == "llama3" else None,
-        beta_fast=parameters.number("beta_fast", 32.0),
-        beta_slow=parameters.number("beta_slow", 1.0),
+        low_freq_factor=parameters.positive("low_freq_factor") if kind == "llama3" else None,
+        high_freq_factor=parameters.positive("high_freq_factor") if kind == "llama3" else None,
+        beta_fast=parameters.positive("beta_fast", 32.0),
+        beta_slow=parameters.positive("beta_slow", 1.0),
         attention_factor=parameters.maybe_number("attention_factor"),
         mscale=parameters.maybe_number("mscale"),
         mscale_all_dim=parameters.maybe_number("mscale_all_dim"),
@@ -81,8 +81,8 @@ def _factor(parameters: Record, kind: str, original: int | None, max_position: i
     if kind == "default":
         return 1.0
     if kind == "longrope" or (kind == "yarn" and original):
-        return parameters.number("factor", max_position / (original or max_position))
-    return parameters.number("factor")
+        return parameters.positive("factor", max_position / (original or max_position))
+    return parameters.positive("factor")
 
 
 def _original(kind: str, original: int | None, max_position: int) -> int:

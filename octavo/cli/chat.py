@@ -7,9 +7,9 @@ import itertools
 import sys
 from typing import TYPE_CHECKING, Any
 
-from octavo.cli.sampling_flags import add_sampling_arguments, sampling_params_from
+from octavo.cli.sampling_flags import add_sampling_arguments, check_sampling_flags, sampling_params_from
 from octavo.config.flat import EngineArgs, add_cli_arguments
-from octavo.device.platform.torch_import import importing_an_engine
+from octavo.device.platform.torch_library import importing_an_engine
 from octavo.words.errors import RequestError
 from octavo.words.inputs import TokensPrompt
 from octavo.words.outputs import RequestOutput
@@ -32,6 +32,7 @@ def run(args: argparse.Namespace) -> int:
     with importing_an_engine():
         from octavo.frontend.llm_engine import LLMEngine
 
+    check_sampling_flags(args)
     # Lines of statistics would come in the middle of an answer.
     args.disable_log_stats = getattr(args, "disable_log_stats", True)
     with LLMEngine.from_engine_args(EngineArgs.from_cli_args(args)) as engine:

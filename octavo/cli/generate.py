@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from octavo.cli.sampling_flags import add_sampling_arguments, sampling_params_from
+from octavo.cli.sampling_flags import add_sampling_arguments, check_sampling_flags, sampling_params_from
 from octavo.config.flat import EngineArgs, add_cli_arguments
-from octavo.device.platform.torch_import import importing_an_engine
+from octavo.device.platform.torch_library import importing_an_engine
 from octavo.words.errors import ConfigError
 from octavo.words.outputs import CompletionOutput, Logprob, RequestOutput
 
@@ -38,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
     with importing_an_engine():
         from octavo.frontend.llm import LLM
 
+    check_sampling_flags(args)
     prompts = read_prompts(args)
     show_bar = not args.no_progress and sys.stderr.isatty()
     # The bar shows throughput too, and lines of statistics would cut it to pieces.

@@ -8,14 +8,17 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import io
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import Any, NoReturn
 
 from octavo import __version__
+from octavo.config.absent import ABSENT
 from octavo.config.env import read_environment
 from octavo.config.flat import with_hyphens
 from octavo.device.platform.torch_import import import_torch_lazily
@@ -52,6 +55,8 @@ first steps:
   octavo serve smollm2-135m    (then open http://127.0.0.1:8000/ui)
 """
 
+_OPTION_NAME = re.compile(r"[a-z]+(_[a-z]+)+")
+
 logger = logging.getLogger("octavo.cli.main")
 
 
@@ -82,6 +87,8 @@ class Parser(argparse.ArgumentParser):
         if not argument.startswith("-"):
             return f"unexpected argument {argument!r}"
         flag = argument.split("=", 1)[0]
+        if advice := absent_advice(flag):
+            return f"unknown flag {flag}: {advice}."
         return f"unknown flag {flag}.{did_you_mean(flag, self._flags())}"
 
     def _flags(self) -> list[str]:
@@ -101,6 +108,14 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
+def absent_advice(flag: str) -> str | None:
+    """What to do instead of a flag that only other engines have, with options spelt as flags."""
+    if flag == "--model":
+        return "the model stands by itself, as in octavo serve MODEL"
+    advice = ABSENT.get(flag.removeprefix("--").removeprefix("no-").replace("-", "_"))
+    return advice and _OPTION_NAME.sub(lambda name: "--" + name[0].replace("_", "-"), advice)
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     nearest = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return f" Did you mean {nearest[0]}?" if nearest else ""
@@ -115,6 +130,7 @@ def usage() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
+    _write_any_text()
     program = f"octavo {argv[0]}" if argv and argv[0] in COMMANDS else "octavo"
     try:
         exit_code = run_command(argv[0], argv[1:]) if argv and argv[0] in COMMANDS else run_no_command(argv)
@@ -152,6 +168,13 @@ def run_no_command(argv: Sequence[str]) -> int:
         print(f"octavo {__version__}")
         return 0
     raise ConfigError(f"unknown command {argv[0]!r}.{did_you_mean(argv[0], COMMANDS)}")
+
+
+def _write_any_text() -> None:
+    """A character that the locale's encoding lacks is written as an escape, and ends no program."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _start_logging(*, verbose: bool) -> None:

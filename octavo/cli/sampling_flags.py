@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from octavo.words.beam_search import BeamSearch
-from octavo.words.errors import RequestError
+from octavo.words.errors import ConfigError, RequestError
 from octavo.words.repetition_detection import RepetitionDetectionParams
 from octavo.words.sampling_params import SamplingParams
 from octavo.words.structured_outputs import StructuredOutputParams
@@ -117,4 +117,9 @@ def sampling_params_from(args: argparse.Namespace, defaults: SamplingParams) -> 
     try:
         return defaults.clone(**given)
     except RequestError as error:
-        raise RequestError(f"--{(error.param or '').replace('_', '-')}: {error}", param=error.param) from None
+        raise ConfigError(f"--{(error.param or '').replace('_', '-')}: {error}") from None
+
+
+def check_sampling_flags(args: argparse.Namespace) -> None:
+    """Raise ConfigError for flags that no model makes right, before one is loaded."""
+    sampling_params_from(args, SamplingParams(max_tokens=None))

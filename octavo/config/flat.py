@@ -13,6 +13,7 @@ from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from octavo.config.absent import ABSENT
 from octavo.config.engine_config import EngineConfig
 from octavo.config.fields import Option
 from octavo.config.server import ServeConfig
@@ -44,6 +45,8 @@ class Leaf:
         if self.option.choices:
             return ("one of " if len(self.option.choices) > 1 else "") + ", ".join(self.option.choices)
         kind = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}[self.type]
+        if self.option.at_least is not None and self.option.at_least == self.option.at_most:
+            return _plain(self.option.at_least)
         bounds = [f">= {_plain(self.option.at_least)}"] if self.option.at_least is not None else []
         bounds += [f"<= {_plain(self.option.at_most)}"] if self.option.at_most is not None else []
         allowed = [f"{kind} {' and '.join(bounds)}".strip(), *(repr(word) for word in self.option.words)]
@@ -211,7 +214,7 @@ def _find(name: str, tree: type = EngineConfig) -> Leaf:
     leaf = _by_name(tree).get(name)
     if leaf is None:
         near = difflib.get_close_matches(name, _by_name(tree), n=1)
-        raise UnknownOptionError(name, near[0] if near else None)
+        raise UnknownOptionError(name, near[0] if near else None, advice=ABSENT.get(name))
     return leaf
 
 
@@ -259,7 +262,8 @@ def _wrong(leaf: Leaf, value: Any) -> ConfigError:
 
 
 def _add_flag(group: Any, leaf: Leaf) -> None:
-    shown = f"{leaf.option.help} [{_default_text(leaf)}]".replace("%", "%%")
+    default = "" if leaf.default is None else f" [{_default_text(leaf)}]"
+    shown = f"{leaf.option.help}{default}".replace("%", "%%")
     keywords: dict[str, Any] = {"dest": leaf.name, "default": argparse.SUPPRESS, "help": shown}
     if leaf.type is bool:
         keywords["action"] = argparse.BooleanOptionalAction

@@ -43,7 +43,7 @@ class ModelConfig:
     max_model_len: Annotated[
         int | str | None,
         Option(
-            "Longest prompt + output in tokens; auto = the longest that fits the KV memory.",
+            "Longest prompt + output in tokens (default: the model's); auto = the longest that fits the KV memory.",
             at_least=1,
             words=("auto",),
         ),

@@ -19,12 +19,20 @@ class ParallelConfig:
             choices=("uni", "simulated"),
         ),
     ] = "uni"
+    tensor_parallel_size: Annotated[
+        int, Option("Workers that share each layer: one so far.", at_least=1, at_most=1)
+    ] = 1
+    pipeline_parallel_size: Annotated[
+        int, Option("Workers that have some of the layers each: one so far.", at_least=1, at_most=1)
+    ] = 1
     worker_cls: Annotated[str | None, Option('Worker class as "module:Class" in place of the built-in one.')] = None
     worker_extension_cls: Annotated[
         str | None,
         Option('Class as "module:Class" whose methods collective_rpc can call as extension.NAME.'),
     ] = None
-    num_threads: Annotated[int | None, Option("Compute threads (default: the CPUs we may use).", at_least=1)] = None
+    num_threads: Annotated[
+        int | None, Option("Compute threads (default: the CPUs we may use).", at_least=1, at_most=1024)
+    ] = None
     device: Annotated[str, Option("Device to run on.", choices=("auto", "cpu"))] = "auto"
     kernels: Annotated[
         str,

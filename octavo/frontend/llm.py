@@ -88,7 +88,7 @@ class LLM:
             use_tqdm=use_tqdm,
         )
 
-    def chat(
+    def chat(  # noqa: PLR0913 - vLLM's, so that its users' scripts run
         self,
         messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
@@ -97,13 +97,15 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of them, each a list of ``{"role": ..., "content": ...}``.
 
         ``continue_final_message`` goes on with the last message instead of opening an answer, so it excludes
-        ``add_generation_prompt``. ``chat_template_kwargs`` are variables of the template. Otherwise as ``generate``.
+        ``add_generation_prompt``. ``chat_template`` is Jinja text in place of the model's template, and
+        ``chat_template_kwargs`` are variables of it. Otherwise as ``generate``.
         """
         if add_generation_prompt and continue_final_message:
             raise RequestError(
@@ -123,10 +125,13 @@ class LLM:
             "continue_final_message": continue_final_message,
             **check_template_options(chat_template_kwargs or {}, {}),
         }
+        tokenizer = self._engine.tokenizer
+        if chat_template is not None:
+            tokenizer = tokenizer.with_chat_template(chat_template)
         prompts = []
         for index, conversation in enumerate(conversations):
             with _naming(None if one else "messages", index):
-                prompts.append(self._chat_prompt(conversation, options))
+                prompts.append(_chat_prompt(tokenizer, conversation, options))
         params = _one_each("sampling_params", sampling_params, len(prompts))
         adapters = _one_each("lora_request", lora_request, len(prompts))
         return self._run(
@@ -255,13 +260,6 @@ class LLM:
             with contextlib.suppress(Exception):
                 self.close()
 
-    def _chat_prompt(self, conversation: Conversation, options: Mapping[str, Any]) -> TokensPrompt:
-        tokenizer = self._engine.tokenizer
-        return {
-            "prompt": tokenizer.render_chat_template(conversation, **options),
-            "prompt_token_ids": tokenizer.apply_chat_template(conversation, **options),
-        }
-
     def _run(
         self,
         prompts: Sequence[PromptType],
@@ -325,6 +323,13 @@ class LLM:
                         done[output.request_id] = output
                         bar.add(output)
         return [done[request.request_id] for request in requests]
+
+
+def _chat_prompt(tokenizer: Tokenizer, conversation: Conversation, options: Mapping[str, Any]) -> TokensPrompt:
+    return {
+        "prompt": tokenizer.render_chat_template(conversation, **options),
+        "prompt_token_ids": tokenizer.apply_chat_template(conversation, **options),
+    }
 
 
 def _as_list(prompts: PromptType | Sequence[PromptType]) -> Sequence[PromptType]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -15,17 +16,19 @@ from safetensors.numpy import load
 from octavo.words.errors import RequestError
 
 Embeds = npt.NDArray[np.float32]
+TENSOR_KINDS = ("torch.float32", "torch.float16", "torch.bfloat16")
 NPY_MAGIC = b"\x93NUMPY"
+UNREADABLE = (binascii.Error, ValueError, SafetensorError, KeyError, TypeError, OverflowError, SyntaxError, TokenError)
 READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 def checked_embeds(given: Any, hidden_size: int) -> Embeds:
     """[tokens, hidden_size] float32. Raises RequestError for another shape or type, or for what is not finite."""
-    if hasattr(given, "detach"):  # a tensor of torch, which is not loaded here
+    kind = str(getattr(given, "dtype", type(given).__name__))
+    if kind in TENSOR_KINDS:  # of torch, which is not loaded here
         given = given.detach().float().cpu().numpy()
-    if not isinstance(given, np.ndarray) or given.dtype not in (np.float32, np.float16):
-        kind = getattr(given, "dtype", type(given).__name__)
-        raise _wrong(f"must be an array of float32 or float16, got {kind}")
+    elif not isinstance(given, np.ndarray) or given.dtype not in (np.float32, np.float16):
+        raise _wrong(f"must be an array of float32 or float16, or a tensor of these or bfloat16, got {kind}")
     if given.ndim != 2 or given.shape[1] != hidden_size or not len(given):
         raise _wrong(f"must have the shape [tokens, {hidden_size}], got {list(given.shape)}")
     if not np.isfinite(given).all():
@@ -41,7 +44,7 @@ def decode_embeds(text: str) -> npt.NDArray[Any]:
     try:
         data = base64.b64decode(text, validate=True)
         return _from_npy(data) if data.startswith(NPY_MAGIC) else _from_safetensors(data)
-    except (binascii.Error, ValueError, SafetensorError, KeyError, TypeError, OverflowError) as error:
+    except (*UNREADABLE, RecursionError, MemoryError) as error:  # the last two: a header of brackets in brackets
         raise _wrong(f"must be base64 of an .npy file or of safetensors with one tensor: {error!s:.120}") from error
 
 

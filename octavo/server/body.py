@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Iterable
 from functools import cache
+from itertools import islice
 from typing import Any, TypeVar
 
 import msgspec
@@ -15,6 +16,8 @@ from octavo.server.api_error import ApiError
 
 _WHERE = re.compile(r" - at `\$\.?(?P<path>[^`]*)`$")
 _MAX_REMEMBERED = 1000
+_MAX_NAMED = 20
+_MAX_NAME = 100
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T", bound=msgspec.Struct)
@@ -34,15 +37,18 @@ class BodyReader:
         """The body as ``kind``. Raises ApiError: 413 where it is too large, 400 naming the field that is wrong."""
         value = parse_json(await _read(request, self.max_bytes))
         checked = as_struct(value, kind)
-        self.warn_of(value.keys() - known_fields(kind))
+        known = known_fields(kind)
+        self.warn_of(name for name in value if name not in known)
         return checked
 
     def warn_of(self, names: Iterable[str]) -> None:
-        """Say once that fields with these names mean nothing here."""
-        new = sorted({name[:100] for name in names} - self._warned)
-        if new and len(self._warned) < _MAX_REMEMBERED:
+        """Say once that fields with these names mean nothing here; of a flood of names the first few are enough."""
+        if len(self._warned) >= _MAX_REMEMBERED:
+            return
+        short = (name[:_MAX_NAME] for name in names)
+        if new := sorted(set(islice((name for name in short if name not in self._warned), _MAX_NAMED))):
             self._warned.update(new)
-            logger.warning("Ignored fields of a request that are not known: %s", ", ".join(map(repr, new[:20])))
+            logger.warning("Ignored fields of a request that are not known: %s", ", ".join(map(repr, new)))
 
 
 def parse_json(data: bytes) -> Any:

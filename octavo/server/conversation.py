@@ -33,15 +33,15 @@ async def conversation_ids(
         continue_final_message=continues,
         **options,
     )
-    return await llm.work_on(size, render)
+    return await llm.work_on(size + text_size(options), render)
 
 
 def text_size(value: Any) -> int:
-    """Characters in a JSON value, all together."""
+    """Characters in a JSON value, all together; what is no text counts as one."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):
         return sum(text_size(item) for item in value.values())
     if isinstance(value, Sequence):
         return sum(map(text_size, value))
-    return 0
+    return 1

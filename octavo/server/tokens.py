@@ -88,11 +88,15 @@ class Tokens:
         """The text of token ids."""
         body = await self._context.bodies.read(request, DetokenizeRequest)
         self._context.check_model(body.model)
+        text = await self._context.llm.work_on(len(body.tokens), partial(self._text_of, body.tokens))
+        return json_response(DetokenizeResponse(prompt=text))
+
+    def _text_of(self, token_ids: list[int]) -> str:
         tokenizer = self._context.llm.tokenizer
-        wrong = next((each for each in body.tokens if not 0 <= each < tokenizer.num_text_tokens), None)
+        wrong = next((each for each in token_ids if not 0 <= each < tokenizer.num_text_tokens), None)
         if wrong is not None:
             raise ApiError(400, f"tokens holds {wrong}, which is no token of this model.", param="tokens")
-        return json_response(DetokenizeResponse(prompt=tokenizer.decode(body.tokens, skip_special_tokens=False)))
+        return tokenizer.decode(token_ids, skip_special_tokens=False)
 
     async def tokenizer_info(self, request: Request) -> Response:
         """What a client needs to tokenise like the server."""

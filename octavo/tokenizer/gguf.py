@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -40,7 +40,7 @@ def tokenizer_from_gguf(
     Raises UnsupportedError for a kind of vocabulary or pre-tokenizer that is not known, CheckpointError for metadata
     that do not fit together.
     """
-    kind = metadata.get("tokenizer.ggml.model")
+    kind = _text(metadata, "tokenizer.ggml.model", file)
     if kind not in _BUILDERS:
         known = ", ".join(_BUILDERS)
         raise UnsupportedError(f"{file}: tokenizer kind {kind!r} (tokenizer.ggml.model) is not known; known: {known}.")
@@ -63,7 +63,7 @@ def tokenizer_from_gguf(
         eos_token_id=eos,
         prefix_ids=(bos,) if bos is not None and metadata.get("tokenizer.ggml.add_bos_token", adds_bos) else (),
         suffix_ids=(eos,) if eos is not None and metadata.get("tokenizer.ggml.add_eos_token", False) else (),
-        chat_template=metadata.get("tokenizer.chat_template") if chat_template is None else chat_template,
+        chat_template=_text(metadata, "tokenizer.chat_template", file) if chat_template is None else chat_template,
         special_tokens={name: tokens.texts[place] for name, place in ids.items() if place is not None},
     )
 
@@ -72,12 +72,27 @@ def _text_of(texts: list[str], token_id: int) -> str | None:
     return texts[token_id]
 
 
+def _text(metadata: Mapping[str, Any], key: str, file: object) -> str | None:
+    value = metadata.get(key)
+    if value is not None and not isinstance(value, str):
+        raise CheckpointError(file, f"{key} is {value!r:.40}; it must be text")
+    return value
+
+
+def _list_of(kind: type, metadata: Mapping[str, Any], key: str, file: object) -> list[Any]:
+    """The values of a list, none where it is missing; a GGUF list has one kind of values, so the first tells."""
+    values = metadata.get(key, [])
+    if isinstance(values, str) or not isinstance(values, Sequence) or not isinstance(next(iter(values), kind()), kind):
+        raise CheckpointError(file, f"{key} is {values!r:.40}; it must be a list of {kind.__name__}")
+    return list(values)
+
+
 def _tokens(metadata: Mapping[str, Any], file: object) -> _Tokens:
-    texts = list(metadata.get("tokenizer.ggml.tokens", ()))
+    texts = _list_of(str, metadata, "tokenizer.ggml.tokens", file)
     if metadata.get("general.architecture") in _GEMMA:
         # These files store runs of spaces as themselves. They are reached by merging, like any other piece.
         texts = [text if text.strip(" ") else SPACE_SIGN * len(text) for text in texts]
-    types = list(metadata.get("tokenizer.ggml.token_type", ())) or [1] * len(texts)
+    types = _list_of(int, metadata, "tokenizer.ggml.token_type", file) or [NORMAL] * len(texts)
     if not texts or len(types) != len(texts):
         raise CheckpointError(file, f"{len(texts)} tokens with {len(types)} token types; there must be one for each")
     size = len(texts)
@@ -96,8 +111,10 @@ def _matched_whole(tokens: _Tokens) -> dict[str, int]:
 
 def _token_id(metadata: Mapping[str, Any], name: str, tokens: _Tokens, file: object) -> int | None:
     token_id = metadata.get(f"tokenizer.ggml.{name}_token_id")
-    if token_id is not None and not 0 <= token_id < len(tokens.texts):
-        raise CheckpointError(file, f"tokenizer.ggml.{name}_token_id is {token_id}, of {len(tokens.texts)} tokens")
+    if token_id is not None and not (type(token_id) is int and 0 <= token_id < len(tokens.texts)):
+        raise CheckpointError(
+            file, f"tokenizer.ggml.{name}_token_id is {token_id!r:.40}; there are {len(tokens.texts)} tokens"
+        )
     return token_id
 
 
@@ -108,13 +125,13 @@ def _build_byte_level(metadata: Mapping[str, Any], tokens: _Tokens, file: object
     """Byte-level BPE: vocabulary and merges stand in the file, the pre-tokenizer only by its name."""
     from tokenizers import AddedToken, Tokenizer, models
 
-    name = metadata.get("tokenizer.ggml.pre", "default")
+    name = _text(metadata, "tokenizer.ggml.pre", file) or "default"
     if name not in PRE_TOKENIZERS:
         known = ", ".join(sorted(PRE_TOKENIZERS))
         raise UnsupportedError(f"{file}: pre-tokenizer {name!r} (tokenizer.ggml.pre) is not known; known: {known}.")
     pre: PreTokenizer = PRE_TOKENIZERS[name]
     vocab = {text: place for place, text in enumerate(tokens.texts)}
-    merges = [tuple(merge.split(" ", 1)) for merge in metadata.get("tokenizer.ggml.merges", ())]
+    merges = [tuple(merge.split(" ", 1)) for merge in _list_of(str, metadata, "tokenizer.ggml.merges", file)]
     try:
         library = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre.ignore_merges))
     except Exception as error:  # the library raises bare Exceptions
@@ -129,7 +146,7 @@ def _build_sentencepiece(metadata: Mapping[str, Any], tokens: _Tokens, file: obj
     if "tokenizer.ggml.merges" in metadata:
         raise UnsupportedError(f"{file}: a SentencePiece vocabulary with its own merges is not supported.")
     gemma = metadata.get("general.architecture") in _GEMMA
-    scores = list(metadata.get("tokenizer.ggml.scores", ()))[: len(tokens.texts)]
+    scores = _list_of(float, metadata, "tokenizer.ggml.scores", file)[: len(tokens.texts)]
     if len(scores) != len(tokens.texts):
         raise CheckpointError(file, f"{len(scores)} tokenizer.ggml.scores for {len(tokens.texts)} tokens")
     encoder = SentencePieceBPE(

@@ -33,11 +33,13 @@ class ConfigError(OctavoError, ValueError):
 
 
 class UnknownOptionError(ConfigError):
-    """A name that is no option. ``nearest`` is the closest known name, or None."""
+    """A name that is no option. ``nearest`` is the closest known name, or None; ``advice`` says what to do instead."""
 
-    def __init__(self, name: str, nearest: str | None = None, *, kind: str = "option") -> None:
-        hint = f" Did you mean {nearest!r}?" if nearest else ""
-        super().__init__(f"unknown {kind} {name!r}.{hint}")
+    def __init__(
+        self, name: str, nearest: str | None = None, *, kind: str = "option", advice: str | None = None
+    ) -> None:
+        hint = f": {advice}." if advice else f". Did you mean {nearest!r}?" if nearest else "."
+        super().__init__(f"unknown {kind} {name!r}{hint}")
         self.name = name
         self.nearest = nearest
 

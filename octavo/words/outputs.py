@@ -57,6 +57,21 @@ class PoolingOutput(msgspec.Struct, kw_only=True):
 
     data: list[float]
 
+    @property
+    def embedding(self) -> list[float]:
+        """The vector of ``embed``."""
+        return self.data
+
+    @property
+    def probs(self) -> list[float]:
+        """The probabilities of ``classify``, one for each label."""
+        return self.data
+
+    @property
+    def score(self) -> float:
+        """The one number of ``score``."""
+        return self.data[0]
+
 
 class PoolingRequestOutput(msgspec.Struct, kw_only=True):
     """A pooling request's answer; ``error`` says why there is none."""

@@ -8,6 +8,10 @@ import msgspec
 
 from octavo.words.errors import RequestError
 
+MAX_REGEX_CHARACTERS = 16_384
+"""Compiling takes time and memory with the square of the length: so long a one takes a quarter of a second, one of
+600,000 characters tens of gigabytes."""
+
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
@@ -45,6 +49,8 @@ class StructuredOutputParams(msgspec.Struct, kw_only=True, omit_defaults=True, f
             )
         for name in ("regex", "grammar", "whitespace_pattern"):
             _require_text(name, getattr(self, name))
+        for name in ("regex", "whitespace_pattern"):
+            _require_short(name, getattr(self, name) or "")
         if self.choice is not None:
             self._check_choice(self.choice)
         if self.closing_tokens and (self.closing_tokens < 0 or not self.is_json):
@@ -72,6 +78,15 @@ class StructuredOutputParams(msgspec.Struct, kw_only=True, omit_defaults=True, f
             raise RequestError("structured_outputs.choice must be a list of at least one text.", param="choice")
         for text in choice:
             _require_text("choice", text)
+
+
+def _require_short(name: str, regex: str) -> None:
+    if len(regex) > MAX_REGEX_CHARACTERS:
+        raise RequestError(
+            f"structured_outputs.{name} may have at most {MAX_REGEX_CHARACTERS:,} characters, got {len(regex):,}; "
+            "write repetitions as {m,n}, or give a grammar.",
+            param=name,
+        )
 
 
 def _require_text(name: str, value: object) -> None:

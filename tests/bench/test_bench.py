@@ -102,6 +102,7 @@ def test_startup_names_its_phases(succ: Path, tmp_path: Path) -> None:
     ("flags", "said"),
     [
         (["throughput", "--num-prompts", "0"], "--num-prompts must be at least 1"),
+        (["latency", "--batch-size", "0"], "--batch-size must be at least 1"),
         (["throughput", "--prefix-len", "-1"], "--prefix-len must be at least 0"),
         (["latency", "--num-iters", "0"], "--num-iters must be at least 1"),
         (["latency", "--profile", "/no/such/folder/x.json"], "does not exist"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from octavo.bench.serve import add_arguments
 from octavo.bench.serving.datasets import DatasetOptions, load_prompts
 from octavo.bench.serving.figures import details, figures, max_concurrent, max_tokens_in_a_second, table
 from octavo.bench.serving.load import Answer, Rates
@@ -236,3 +238,12 @@ def test_made_up_prompts_have_the_length_that_was_asked_for() -> None:
     assert len({tuple(words[:7]) for words in contents}) == 1
     assert len({tuple(words[7:]) for words in contents}) == 5
     assert prompts == load_prompts(options, WordCoder())
+
+
+def test_every_option_has_help_and_tells_its_default() -> None:
+    parser = argparse.ArgumentParser(add_help=False)
+    add_arguments(parser)
+    for action in parser._actions:
+        assert action.help, action.option_strings
+        told = "[" in action.help or action.default in (None, False) or not action.default
+        assert told, f"{action.option_strings}: {action.help}"

@@ -47,7 +47,7 @@ def test_special_tokens_are_texts_or_objects(tmp_path: Path) -> None:
     assert read_special_tokens(folder(tmp_path, tokenizer_config=config)) == {"bos_token": "<s>", "eos_token": "</s>"}
 
 
-@pytest.mark.parametrize("value", [5, [{"template": "no name"}], [{"name": "x", "template": 5}]])
+@pytest.mark.parametrize("value", [5, [{"template": "no name"}], [{"name": "x", "template": 5}], "\ud800"])
 def test_a_template_that_is_no_text_is_an_error(value: Any, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"tokenizer_config\.json.*chat_template"):
         read_chat_template(folder(tmp_path, tokenizer_config={"chat_template": value}))
@@ -66,6 +66,12 @@ def test_a_gguf_file_has_templates_and_tokens_in_its_metadata(tmp_path: Path) ->
     checkpoint = resolve_model(str(GGUFBytes(pairs(metadata)).write(tmp_path / "m.gguf")))
     assert read_chat_templates(checkpoint) == {"default": "D", "tool_use": "T"}
     assert read_special_tokens(checkpoint) == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+
+
+@pytest.mark.parametrize("value", [5, "\ud83d", {"content": ["</s>"]}])
+def test_a_special_token_that_is_no_text_is_an_error(value: Any, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json.*eos_token"):
+        read_special_tokens(folder(tmp_path, tokenizer_config={"eos_token": value}))
 
 
 def test_a_special_token_outside_the_vocabulary_is_an_error(tmp_path: Path) -> None:

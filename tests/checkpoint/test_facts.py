@@ -113,6 +113,12 @@ def test_yarn_keeps_every_parameter(tmp_path: Path) -> None:
         ({"eos_token_id": "x"}, CheckpointError, "'eos_token_id' is 'x'"),
         ({"rope_scaling": {"type": "linear"}}, CheckpointError, "'factor' is missing"),
         ({"rope_scaling": 4}, CheckpointError, "'rope_scaling' is 4; it must be an object"),
+        ({"architectures": [["LlamaForCausalLM"]]}, UnsupportedError, "supported: LlamaForCausalLM, Mis"),
+        ({"rms_norm_eps": -1e-5}, CheckpointError, "'rms_norm_eps' is -1e-05; it must be above 0"),
+        ({"rope_theta": 0}, CheckpointError, "'rope_theta' is 0; it must be above 0"),
+        ({"rope_scaling": {"type": "yarn", "factor": -2}}, CheckpointError, "'factor' is -2; it must be above 0"),
+        ({"partial_rotary_factor": 0.7}, CheckpointError, "11 entries of a head rotate in pairs; a head has 16"),
+        ({"partial_rotary_factor": 1.5}, CheckpointError, "24 entries of a head rotate in pairs; a head has 16"),
     ],
 )
 def test_a_config_that_cannot_be_is_one_line_naming_file_and_key(
@@ -341,6 +347,14 @@ def test_gguf_rope_frequencies_become_divisors_for_every_length(tmp_path: Path) 
         ({"llama.rope.scaling.type": "foo"}, UnsupportedError, "scaling 'foo'; supported: none, linear"),
         ({"llama.attention.head_count_kv": [2, 1]}, UnsupportedError, "head_count_kv' differs between layers"),
         ({"split.count": 3}, UnsupportedError, "split GGUF"),
+        ({"llama.attention.head_count_kv": 3}, CheckpointError, "4 attention heads are not a multiple of 3"),
+        ({"llama.rope.freq_base": 0.0}, CheckpointError, "'llama.rope.freq_base' is 0; it must be above 0"),
+        ({"llama.rope.dimension_count": 7}, CheckpointError, "7 entries of a head rotate in pairs"),
+        (
+            {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": -1.0},
+            CheckpointError,
+            "'llama.rope.scaling.factor' is -1; it must be above 0",
+        ),
     ],
 )
 def test_gguf_metadata_that_cannot_be_is_one_line(

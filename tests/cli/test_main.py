@@ -84,10 +84,33 @@ def test_an_unknown_flag_names_the_nearest_and_exits_with_2(args: list[str], nea
     assert "Traceback" not in done.stderr
 
 
+def test_a_character_that_the_terminal_lacks_is_written_as_an_escape(succ: Path) -> None:
+    args = ["generate", str(succ), "--prompt", "é", "--max-tokens", "1", "--no-progress"]
+    done = run_octavo(*args, PYTHONIOENCODING="ascii")
+    assert done.returncode == 0
+    assert done.stdout.startswith(">>> \\xe9\n")
+
+
+@pytest.mark.parametrize(
+    ("flag", "advice"),
+    [
+        ("--enable-auto-tool-choice", "tools are always on, --tool-call-parser says how the model writes calls"),
+        ("--speculative-config={}", "give its entries as options: --speculative-method, --speculative-model,"),
+        ("--model=x", "the model stands by itself, as in octavo serve MODEL"),
+    ],
+)
+def test_a_flag_that_only_other_engines_have_says_what_to_do_instead(flag: str, advice: str) -> None:
+    done = run_octavo("serve", "m", flag)
+    assert done.returncode == 2
+    assert f"unknown flag {flag.partition('=')[0]}: {advice}" in done.stderr
+    assert "Did you mean" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [
         (["--temperature", "3", "--prompt", "x"], "--temperature: temperature must be between 0 and 2"),
+        (["--n", "2", "--temperature", "0", "--prompt", "x"], "--n: n must be 1 when temperature is 0"),
         (["--max-num-seqs", "0", "--prompt", "x"], "max_num_seqs"),
         (["--dtype", "float8", "--prompt", "x"], "float8"),
         (["--logit-bias", "nope", "--prompt", "x"], "--logit-bias"),
@@ -101,6 +124,14 @@ def test_a_wrong_value_is_one_clear_line(succ: Path, args: list[str], said: str)
     assert done.returncode in (1, 2)
     assert said in done.stderr.splitlines()[-1] or said in done.stderr.splitlines()[-2]
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("command", [["generate", "no-such-model", "--prompt", "x"], ["chat", "no-such-model"]])
+def test_a_wrong_sampling_flag_is_told_before_a_model_is_looked_for(command: list[str]) -> None:
+    done = run_octavo(*command, "--top-p", "2")
+    assert done.returncode == 2
+    assert "--top-p: top_p must be above 0 and at most 1, got 2.0." in done.stderr
+    assert "no-such-model" not in done.stderr
 
 
 def test_a_missing_model_says_where_it_was_looked_for_and_how_to_get_it() -> None:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from octavo.config.absent import ABSENT
 from octavo.config.cache import CacheConfig
 from octavo.config.engine_config import EngineConfig
 from octavo.config.flat import (
@@ -20,6 +22,7 @@ from octavo.config.flat import (
     options_page,
     with_hyphens,
 )
+from octavo.config.server import ServeConfig
 from octavo.words.errors import ConfigError, UnknownOptionError
 
 
@@ -69,6 +72,23 @@ def test_an_unknown_name_is_an_error_with_the_nearest_one() -> None:
     with pytest.raises(UnknownOptionError) as caught:
         config_from_kwargs(zzzzzz=1)
     assert caught.value.nearest is None
+
+
+def test_an_option_that_only_other_engines_have_says_what_to_do_instead() -> None:
+    with pytest.raises(
+        UnknownOptionError, match="^unknown option 'swap_space': nothing is swapped, .*; leave it out.$"
+    ):
+        config_from_kwargs(swap_space=4)
+    with pytest.raises(ConfigError, match="^tensor_parallel_size=2 cannot be had: give 1$"):
+        config_from_kwargs(tensor_parallel_size=2)
+    assert config_from_kwargs(tensor_parallel_size=1) == EngineConfig()
+
+
+def test_no_option_is_called_absent_and_all_that_the_advice_names_are_there() -> None:
+    ours = {leaf.name for leaf in (*options(), *options(ServeConfig))}
+    assert not ours & set(ABSENT)
+    named = {word for advice in ABSENT.values() for word in re.findall(r"[a-z]+(?:_[a-z]+)+", advice)}
+    assert named <= ours
 
 
 @pytest.mark.parametrize(

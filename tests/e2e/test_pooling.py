@@ -117,6 +117,7 @@ def test_a_shortened_vector_has_length_one_again(encoder: LLM) -> None:
 def test_scores_of_an_embedding_model_are_cosines(encoder: LLM) -> None:
     one, other = (numbers(output) for output in encoder.embed(TEXTS[:2], use_tqdm=False))
     scores = encoder.score(TEXTS[0], TEXTS[:2], use_tqdm=False)
+    assert scores[1].outputs.score == scores[1].outputs.data[0]
     assert close(torch.cat([numbers(score) for score in scores]), torch.stack([one @ one, one @ other]))
 
 

@@ -21,6 +21,7 @@ from octavo.frontend.llm import LLM
 from octavo.words.errors import EngineDeadError, OverloadedError, RequestError, RequestTimeoutError
 from octavo.words.outputs import RequestOutput
 from octavo.words.sampling_params import RequestOutputKind, SamplingParams
+from octavo.words.structured_outputs import StructuredOutputParams
 
 OPTIONS: dict[str, Any] = {"max_model_len": 1024, "kv_cache_memory_bytes": "16MiB", "disable_log_stats": True}
 DELTA = RequestOutputKind.DELTA
@@ -271,3 +272,19 @@ def test_the_front_end_maps_no_libtorch(succ: Path, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, script, succ], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("BCD")
+
+
+def test_a_large_constraint_is_checked_while_others_go_on(llm: AsyncLLM, run: Any) -> None:
+    choices = [f"choice {number}" for number in range(20_000)]
+
+    async def beats_meanwhile() -> int:
+        params = SamplingParams(structured_outputs=StructuredOutputParams(choice=choices))
+        preparing = asyncio.create_task(llm.prepare("A", params))
+        beats = 0
+        while not preparing.done():
+            await asyncio.sleep(0)
+            beats += 1
+        await preparing
+        return beats
+
+    assert run(beats_meanwhile()) > 10

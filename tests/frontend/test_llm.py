@@ -144,6 +144,15 @@ def test_chat_renders_the_template(llm: LLM) -> None:
     assert [output.outputs[0].text for output in two] == [ALPHABET[12:], "xyz"]
 
 
+def test_chat_takes_a_template_of_the_callers_own(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "B"}]
+    [output] = llm.chat(messages, GREEDY, chat_template="A{{ messages[0].content }}", use_tqdm=False)
+    assert (output.prompt, output.outputs[0].text) == ("AB", ALPHABET[2:])
+    assert llm.chat(messages, GREEDY, use_tqdm=False)[0].prompt == "B"
+    with pytest.raises(RequestError, match="chat template: "):
+        llm.chat(messages, GREEDY, chat_template="{% if %}", use_tqdm=False)
+
+
 def test_chat_names_the_bad_conversation(llm: LLM) -> None:
     good = [{"role": "user", "content": "K"}]
     with pytest.raises(RequestError, match=r"^messages\[1\]: "):

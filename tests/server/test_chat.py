@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 
 from octavo.frontend.llm import LLM
+from octavo.server.body import BodyReader
 from tests.server.conftest import MODEL, RunningServer
 from tests.server.test_completions import events
 
@@ -111,6 +113,17 @@ def test_unknown_fields_are_accepted_with_one_warning(server: RunningServer) -> 
     warnings = [line for line in server.log.read_text().splitlines() if "surprise" in line]
     assert len(warnings) == 1
     assert server.log.read_text().count("messages[].mood") == 1
+
+
+def test_a_flood_of_unknown_fields_costs_one_short_line(caplog: pytest.LogCaptureFixture) -> None:
+    bodies = BodyReader(1024)
+    flood = (f"field-{number}" + "x" * 500 for number in itertools.count())
+    bodies.warn_of(flood)  # which has no end
+    assert next(flood).startswith("field-20"), "no more of it is looked at than is told"
+    assert [len(record.getMessage()) < 3000 for record in caplog.records] == [True]
+    for number in range(200):
+        bodies.warn_of(f"other-{number}-{each}" for each in range(20))
+    assert len(caplog.records) < 100, "nor does the memory of what was told grow for ever"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 from tests.server.conftest import MODEL, RunningServer
 
 
@@ -9,6 +11,16 @@ def test_text_becomes_ids_and_text_again(server: RunningServer) -> None:
     answer = server.client.post("/tokenize", json={"prompt": "AB", "return_token_strs": True}).json()
     assert answer == {"count": 2, "max_model_len": 1024, "tokens": [65, 66], "token_strs": ["A", "B"]}
     assert server.client.post("/detokenize", json={"tokens": [65, 66, 257]}).json() == {"prompt": "AB<eos>"}
+
+
+def test_a_million_ids_become_text_while_others_are_answered(server: RunningServer) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(server.client.post, "/detokenize", json={"tokens": [65] * 1_000_000})
+        answers = 0
+        while not reading.done():
+            answers += server.client.get("/live").status_code == 200
+        assert reading.result().json() == {"prompt": "A" * 1_000_000}
+    assert answers > 3
 
 
 def test_a_conversation_becomes_ids(server: RunningServer) -> None:

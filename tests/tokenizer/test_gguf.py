@@ -171,6 +171,35 @@ def test_metadata_that_do_not_fit_together_are_refused() -> None:
             tokenizer_from_gguf(broken)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "rule"),
+    [
+        ("model", ["gpt2"], "must be text"),
+        ("pre", [1], "must be text"),
+        ("tokens", 7, "must be a list of str"),
+        ("tokens", "abc", "must be a list of str"),
+        ("tokens", [1, 2], "must be a list of str"),
+        ("token_type", 1, "must be a list of int"),
+        ("token_type", ["1"], "must be a list of int"),
+        ("merges", 0.5, "must be a list of str"),
+        ("merges", [1], "must be a list of str"),
+        ("eos_token_id", 1.0, "there are 262 tokens"),
+        ("unknown_token_id", "x", "there are 262 tokens"),
+        ("padding_token_id", True, "there are 262 tokens"),
+    ],
+)
+def test_metadata_of_another_type_are_one_line_naming_file_and_key(key: str, value: Any, rule: str) -> None:
+    with pytest.raises(CheckpointError, match=f"^GGUF file: tokenizer.ggml.{key} is .*{rule}$"):
+        tokenizer_from_gguf({**byte_level(), f"tokenizer.ggml.{key}": value})
+
+
+def test_a_chat_template_or_a_score_of_another_type_is_refused_too() -> None:
+    with pytest.raises(CheckpointError, match="tokenizer.chat_template is 7; it must be text"):
+        tokenizer_from_gguf({**byte_level(), "tokenizer.chat_template": 7})
+    with pytest.raises(CheckpointError, match="tokenizer.ggml.scores is 'x'; it must be a list of float"):
+        tokenizer_from_gguf(sentencepiece(scores="x"))
+
+
 def true_oracle(name: str) -> Any:
     """Transformers' tokenizer of a real file, with what its GGUF conversion leaves out put right.
 

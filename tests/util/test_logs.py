@@ -42,5 +42,44 @@ def test_json_lines_are_one_object_each() -> None:
     ]
 
 
+_TALKER = """
+import logging, sys, time
+from octavo.util.logs import init_logging
+init_logging()
+logger = logging.getLogger("octavo.talker")
+started = time.monotonic()
+for number in range(20_000):
+    logger.info("line %d of a log that nobody reads, and that is longer than a pipe takes without a reader", number)
+print("said all", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_who_logs_never_waits_for_who_reads() -> None:
+    talker = subprocess.Popen(
+        [sys.executable, "-c", _TALKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        assert talker.stdout is not None
+        assert talker.stdout.readline() == b"said all\n"  # though its stderr was not read once
+        _, said = talker.communicate(timeout=30)
+    finally:
+        talker.kill()
+    read = said.decode().splitlines()
+    kept = [line for line in read if " of a log that nobody reads" in line]
+    assert [f"line {number} of a log" in line for number, line in enumerate(kept)] == [True] * len(kept)
+    assert f"{20_000 - len(kept)} log lines were dropped: whoever reads them was too slow" in said.decode()
+
+
+def test_a_log_whose_reader_has_gone_harms_nobody() -> None:
+    talker = subprocess.Popen(
+        [sys.executable, "-c", _TALKER], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert talker.stderr is not None
+    talker.stderr.close()
+    said, _ = talker.communicate(timeout=30)
+    assert said == b"said all\n" and talker.returncode == 0
+
+
 def test_importing_the_package_sets_up_no_logging() -> None:
     assert logging.getLogger("octavo").handlers == []

@@ -23,7 +23,7 @@ MAX_STOP_CHARACTERS = 1024
 LOWEST_LOGPROB = -9999.0
 """What minus infinity is told as: JSON has no word for it."""
 MAX_LIST_ENTRIES = 1024
-MAX_ALLOWED_TOKENS = 1 << 20
+MAX_ALLOWED_TOKENS = 1 << 18
 
 
 class StreamOptions(msgspec.Struct, kw_only=True):

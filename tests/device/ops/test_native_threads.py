@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -30,6 +32,27 @@ def test_what_a_thread_of_a_pool_does_not_get_to_the_others_do() -> None:
     pool = _native.ThreadPool(8)  # more than there are CPUs: some come when all is done
     for _ in range(200):
         assert -1 not in pool.threads_of_tasks(13, in_parts=True)
+
+
+_TOO_MANY_THREADS = """
+import resource
+from octavo.device.ops.native.context import open_native
+from octavo.words.errors import ConfigError
+used = 1024 * int(next(line for line in open("/proc/self/status") if line.startswith("VmSize")).split()[1])
+resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20), resource.RLIM_INFINITY))
+try:
+    open_native(1000)
+except ConfigError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="no such file on this system")
+def test_threads_that_the_system_refuses_are_one_line_and_no_crash() -> None:
+    done = subprocess.run([sys.executable, "-c", _TOO_MANY_THREADS], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("num_threads=1000 cannot be had: ")
+    assert done.stdout.endswith("; ask for fewer threads\n")
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
@@ -92,7 +115,7 @@ def test_more_threads_than_cpus_do_not_take_turns_at_looking() -> None:
     pool = _native.ThreadPool(len(os.sched_getaffinity(0)) + 1)
     for _ in range(100):
         pool.threads_of_tasks(100)
-    assert total(pool, "waits_slept") > 0
+    assert soon(lambda: total(pool, "waits_slept") > 0, seconds=20)  # they may not even have started
     assert total(pool, "waits_spun") == 0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from octavo.config.env import child_variables
 from octavo.device.platform.torch_import import LAZY, VERIFIED
+from tests.fresh_python import run
 
 ARMED = """
 import sys, threading
@@ -68,21 +68,6 @@ def made_up_torch(tmp_path: Path) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return tmp_path
-
-
-def run(script: str, *args: str, first_path: Path | None = None) -> list[str]:
-    """The lines that a fresh interpreter prints."""
-    path = os.pathsep.join(map(str, filter(None, (first_path, *sys.path))))
-    done = subprocess.run(
-        [sys.executable, "-c", script, *args],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env=child_variables(PYTHONPATH=path),
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -158,24 +143,6 @@ def test_nothing_is_lazy_before_torch_is_asked_for_nor_once_all_has_run(made_up_
     assert run(script, first_path=made_up_torch) == ["runs", "0"]
     script = f"{ARMED}complete_torch()\nimport torch"
     assert run(script, first_path=made_up_torch) == ["runs"]
-
-
-LOADED = """
-import sys, threading
-from octavo.device.platform.torch_import import begin_loading_torch
-begin_loading_torch()
-threads = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
-for thread in threads: thread.join()
-print(len(threads), "libtorch_cpu" in open("/proc/self/maps").read(), "torch" in sys.modules)
-"""
-
-
-def test_torchs_library_is_loaded_by_a_thread_and_found_by_import_torch() -> None:
-    assert run(f"{LOADED}import torch\nprint(torch.ones(2).sum().item())") == ["1 True False", "2.0"]
-
-
-def test_a_torch_without_that_library_is_left_alone(made_up_torch: Path) -> None:
-    assert run(LOADED, first_path=made_up_torch) == ["0 False False"]
 
 
 def test_torch_is_whole_after_its_lazy_import_and_untouched_in_the_process_of_a_user(succ: Path) -> None:

@@ -78,7 +78,8 @@ def open_native(num_threads: int, isa: str = "auto", cpus: Sequence[int] = ()) -
 
     The instruction set is chosen for the whole process.
 
-    Raises ConfigError where the library is not installed, or cannot use ``isa`` on this CPU.
+    Raises ConfigError where the library is not installed, or cannot use ``isa`` on this CPU, or the system refuses the
+    threads.
     """
     if _native is None:
         raise ConfigError(
@@ -89,4 +90,7 @@ def open_native(num_threads: int, isa: str = "auto", cpus: Sequence[int] = ()) -
             f"cpu_isa={isa} cannot be had: this CPU can use {', '.join(_native.available_isas())}, or auto"
         )
     _native.set_isa(isa)
-    return NativeContext(_native, _native.ThreadPool(num_threads, list(cpus)))
+    try:
+        return NativeContext(_native, _native.ThreadPool(num_threads, list(cpus)))
+    except RuntimeError as error:
+        raise ConfigError(f"num_threads={num_threads} cannot be had: {error}; ask for fewer threads") from error
