@@ -41,12 +41,6 @@ float* thread_scratch(int head_size) {
     return static_cast<float*>(std::align(kLine * sizeof(float), (floats - kLine) * sizeof(float), start, room));
 }
 
-std::int64_t first_visible(const AttentionCall& call, std::int64_t position) {
-    if (call.window) return std::max<std::int64_t>(0, position - call.window + 1);
-    if (call.chunk) return position / call.chunk * call.chunk;
-    return 0;
-}
-
 // The rows of one run under some heads, over all splits that they see.
 struct Unit {
     AttentionTask task;  // but its runs, which is `run` alone
@@ -69,8 +63,8 @@ std::int64_t cost(const AttentionCall& call, const AttentionTask& task) {
 // Units by heads, so that requests that share a prefix read a head's keys one after the other.
 std::vector<Unit> make_units(const AttentionCall& call, const AttentionStep& step) {
     std::vector<Unit> units;
-    const int group = call.num_heads / call.num_kv_heads, most = rows_per_task(call.head_size);
-    const int heads = std::min(group, most), tokens = most / heads;
+    const int group = call.num_heads / call.num_kv_heads;
+    const int heads = std::min(group, kRowsPerTask), tokens = kRowsPerTask / heads;
     for (std::int32_t head = 0, num_heads; head < call.num_heads; head += num_heads) {
         const std::int32_t kv_head = head / group;
         num_heads = std::min(heads, (kv_head + 1) * group - head);
@@ -174,7 +168,7 @@ private:
     bool fits(const AttentionTask& task, const RowRun& run) const {
         int tokens = run.num_tokens;
         for (int i = 0; i < task.num_runs; ++i) tokens += task.runs[i].num_tokens;
-        return tokens * task.num_heads <= rows_per_task(call_.head_size);
+        return tokens * task.num_heads <= kRowsPerTask;
     }
 
     const AttentionCall& call_;

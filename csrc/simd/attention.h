@@ -47,7 +47,7 @@ struct AttentionTask {
 };
 
 // Most rows (tokens times query heads) of one task: what is summed up for them stays in the second-level cache.
-constexpr __attribute__((always_inline)) int rows_per_task(int head_size) { return head_size <= 128 ? 96 : 48; }
+inline constexpr int kRowsPerTask = 96;
 
 // A split's sums for one row: the largest score, the sum of weights, and the weighted sum of values.
 inline constexpr int kPartialHeader = 8;
@@ -55,9 +55,17 @@ constexpr __attribute__((always_inline)) std::size_t partial_floats(int head_siz
     return kPartialHeader + static_cast<std::size_t>(head_size);
 }
 
-// Floats of scratch memory that one thread needs: matrices of a task's rows and of a tile's keys, and a few rows.
+// Floats of scratch memory that one thread needs: matrices of a task's rows and of a tile's keys, the rows' weights of
+// those, and a few rows.
 constexpr __attribute__((always_inline)) std::size_t scratch_floats(int head_size) {
-    return (3 * static_cast<std::size_t>(rows_per_task(head_size)) + 2 * kKeysPerTile) * head_size + 2048;
+    return std::size_t{3 * kRowsPerTask + 2 * kKeysPerTile} * head_size + kRowsPerTask * kKeysPerTile + 2048;
+}
+
+// The first key that a row sees.
+constexpr __attribute__((always_inline)) std::int64_t first_visible(const AttentionCall& call, std::int64_t position) {
+    if (call.window) return position < call.window ? 0 : position - call.window + 1;
+    if (call.chunk) return position / call.chunk * call.chunk;
+    return 0;
 }
 
 using AttentionKernel = void (*)(const AttentionCall&, const AttentionTask&, float* scratch);

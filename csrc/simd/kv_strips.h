@@ -33,9 +33,12 @@ struct Strip {
     OCTAVO_INLINE float* key_scales() const { return reinterpret_cast<float*>(keys() + kKeysPerStrip * head_size); }
     OCTAVO_INLINE float* value_scales() const { return reinterpret_cast<float*>(values() + kKeysPerStrip * head_size); }
 
-    // Brings keys and values into the second-level cache.
-    OCTAVO_INLINE void read_ahead() const {
-        for (std::size_t i = 0; i < 2 * part_bytes(); i += 64) __builtin_prefetch(keys_start + i, 0, 2);
+    // Brings part `part` of `num_parts` of keys and values into the second-level cache.
+    OCTAVO_INLINE void read_ahead(int part, int num_parts) const {
+        const std::size_t lines = (2 * part_bytes() + 63) / 64;
+        for (std::size_t i = lines * part / num_parts; i < lines * (part + 1) / num_parts; ++i) {
+            __builtin_prefetch(keys_start + i * 64, 0, 2);
+        }
     }
 };
 
