@@ -28,7 +28,7 @@ class EagleLayer(nn.Module):
         self.mlp = parts.mlp()
 
     def forward(self, x: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
-        normed, residual = self.mlp_norm.add(self.attention(x, positions, ctx), x)
+        normed, residual = self.mlp_norm.add(self.attention(x, positions, ctx), x, self.mlp.gate_up)
         return (residual + self.mlp(normed)).to(x.dtype)
 
 
