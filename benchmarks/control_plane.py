@@ -22,7 +22,7 @@ import psutil
 
 from octavo.control.kv.block_hash import make_block_hasher
 from octavo.control.kv.manager import KVCacheManager
-from octavo.control.kv.planning import plan_kv_cache
+from octavo.control.kv.planning import KVCacheLimits, RankNeeds, plan_kv_cache
 from octavo.control.request import Request
 from octavo.control.scheduler.limits import SchedulerLimits
 from octavo.control.scheduler.scheduler import Scheduler
@@ -72,14 +72,13 @@ class Bench:
 
 
 def plan(num_blocks: int, limits: SchedulerLimits) -> KVCacheConfig:
-    return plan_kv_cache(
-        SPECS,
-        available_bytes=1 << 40,
+    cache_limits = KVCacheLimits(
         max_model_len=limits.max_model_len,
         model_max_len=limits.max_model_len,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         num_blocks_override=num_blocks,
     )
+    return plan_kv_cache(RankNeeds(specs=SPECS, available_bytes=1 << 40), cache_limits)
 
 
 def make_message(request_id: str, prompt_token_ids: list[int], max_tokens: int) -> EngineCoreRequest:

@@ -8,7 +8,7 @@ from typing import Any
 
 from octavo.control.kv.block_hash import make_block_hasher
 from octavo.control.kv.manager import KVCacheManager
-from octavo.control.kv.planning import plan_kv_cache
+from octavo.control.kv.planning import KVCacheLimits, RankNeeds, plan_kv_cache
 from octavo.control.request import Request
 from octavo.control.scheduler.gates import Gate
 from octavo.control.scheduler.limits import SchedulerLimits
@@ -206,14 +206,13 @@ def most_tokens_in_flight(limits: SchedulerLimits) -> int:
 
 def plan_for(specs: dict[str, AnyKVCacheSpec], *, num_blocks: int, limits: SchedulerLimits) -> KVCacheConfig:
     """A cache of exactly that many blocks, the null block included; the length may be more than fits."""
-    return plan_kv_cache(
-        specs,
-        available_bytes=1 << 40,
+    cache_limits = KVCacheLimits(
         max_model_len=limits.max_model_len,
         model_max_len=limits.max_model_len,
         max_num_batched_tokens=most_tokens_in_flight(limits),
         num_blocks_override=num_blocks,
     )
+    return plan_kv_cache(RankNeeds(specs=specs, available_bytes=1 << 40), cache_limits)
 
 
 def scheduled(step: SchedulerOutput) -> dict[str, int]:

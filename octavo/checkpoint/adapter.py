@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from octavo.checkpoint.record import Record, read_json_record
 from octavo.checkpoint.safetensors_header import SafetensorsTensor, read_safetensors_header
 from octavo.words.errors import CheckpointError, UnsupportedError
@@ -20,7 +22,12 @@ from octavo.words.model_facts import ModelFacts
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
-DTYPES = ("F32", "F16", "BF16")
+EXPONENTS: Mapping[str, tuple[str, int]] = {
+    "F32": ("<u4", 0x7F80_0000),
+    "F16": ("<u2", 0x7C00),
+    "BF16": ("<u2", 0x7F80),
+}
+"""Of each type that is read: its bits as integers, and those of the exponent, all of them set in NaN and infinity."""
 
 _WRAPPER = "base_model.model."
 _MODEL_PREFIXES = (("model.language_model.", "model."), ("language_model.model.", "model."))
@@ -96,6 +103,16 @@ def read_adapter(folder: Path, shapes: Shapes, max_rank: int) -> AdapterHeader:
     return AdapterHeader(header.path, updates)
 
 
+def check_finite(adapter: AdapterHeader) -> None:
+    """Read all weights; CheckpointError names the first tensor that holds NaN or infinity, and so would all answers."""
+    for update in adapter.updates.values():
+        for tensor in (update.a, update.b):
+            dtype, exponent = EXPONENTS[tensor.dtype]
+            bits = np.fromfile(adapter.file, dtype, math.prod(tensor.shape), offset=tensor.offset)
+            if ((bits & exponent) == exponent).any():
+                raise CheckpointError(adapter.file, "holds NaN or infinity; train or save it again", tensor=tensor.name)
+
+
 def adapter_hash(folder: Path) -> str:
     """Hex SHA-256 of the adapter's files; CheckpointError where one cannot be read."""
     total = hashlib.sha256()
@@ -144,8 +161,8 @@ def _why_not(name: str, shapes: Shapes) -> str:
 
 
 def _check_matrix(file: Path, tensor: SafetensorsTensor) -> None:
-    if tensor.dtype not in DTYPES or len(tensor.shape) != 2:
-        problem = f"is {tensor.dtype} of shape {list(tensor.shape)}; a matrix of {', '.join(DTYPES)} is needed"
+    if tensor.dtype not in EXPONENTS or len(tensor.shape) != 2:
+        problem = f"is {tensor.dtype} of shape {list(tensor.shape)}; a matrix of {', '.join(EXPONENTS)} is needed"
         raise CheckpointError(file, problem, tensor=tensor.name)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from octavo.checkpoint.facts import read_model_facts
 from octavo.checkpoint.resolve import resolve_model
 from octavo.config.flat import add_cli_arguments, config_from_namespace
-from octavo.control.kv.planning import max_concurrency, plan_kv_cache
+from octavo.control.kv.planning import KVCacheLimits, RankNeeds, max_concurrency, plan_kv_cache
 from octavo.device.platform.detect import detect_caps
 from octavo.engine.build import find_drafter
 from octavo.plan.kv_specs import drafter_kv_cache_specs, kv_cache_specs
@@ -64,17 +64,15 @@ def estimate(
     ``drafter_specs``: what a drafter's layers ask of the KV cache.
     """
     specs = kv_cache_specs(facts, plan)
-    kv_bytes = plan.kv_cache_bytes or 0
-    kv_plan = plan_kv_cache(
-        specs,
-        available_bytes=kv_bytes,
+    rank = RankNeeds(specs=specs, available_bytes=plan.kv_cache_bytes or 0, drafter_specs=drafter_specs or {})
+    limits = KVCacheLimits(
         max_model_len=None,
         model_max_len=plan.max_model_len or facts.max_position,
         max_num_batched_tokens=plan.max_num_batched_tokens,
         block_size=plan.block_size,
         num_blocks_override=num_blocks_override,
-        drafter_specs=drafter_specs,
     )
+    kv_plan = plan_kv_cache(rank, limits)
     own = sum(spec.page_bytes // spec.block_size for spec in specs.values())
     drafters = sum(spec.page_bytes // spec.block_size for spec in (drafter_specs or {}).values())
     tensors = (*kv_plan.tensors, *(kv_plan.drafter.tensors if kv_plan.drafter is not None else ()))

@@ -1,6 +1,6 @@
 """From a config to a running engine: the only file of this layer that looks at options to choose classes.
 
-``build_engine_core`` is the start-up of docs/architecture.md in order, each phase with its seconds. What runs
+``build_engine_core`` is the start-up of docs/steps.md in order, each phase with its seconds. What runs
 workers, and the front end of an LLMEngine, are named in tables and loaded when asked for.
 """
 
@@ -20,7 +20,7 @@ from octavo.config.engine_config import EngineConfig
 from octavo.config.flat import non_default
 from octavo.control.kv.block_hash import make_block_hasher
 from octavo.control.kv.manager import KVCacheManager
-from octavo.control.kv.planning import plan_kv_cache
+from octavo.control.kv.planning import KVCacheLimits, RankNeeds, plan_kv_cache
 from octavo.control.scheduler.adapter_gate import AdapterGate
 from octavo.control.scheduler.limits import SchedulerLimits
 from octavo.control.scheduler.scheduler import Scheduler
@@ -63,7 +63,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelParts:
+class KnownModel:
     """What is asked, known and decided about the model before anything is loaded.
 
     ``checkpoint`` None: no files. ``drafter`` None: no second one drafts.
@@ -108,7 +108,7 @@ def build_engine_core(
     return core, info
 
 
-def _decide(config: EngineConfig, phases: Phases) -> ModelParts:
+def _decide(config: EngineConfig, phases: Phases) -> KnownModel:
     with phases("read headers"):
         checkpoint = find_checkpoint(config)
         facts = _facts(config, checkpoint)
@@ -120,7 +120,7 @@ def _decide(config: EngineConfig, phases: Phases) -> ModelParts:
         logger.warning("octavo._native is not installed: every operation runs on plain torch")
     for line in plan.explained():
         logger.debug("Plan: %s", line)
-    return ModelParts(config=config, checkpoint=checkpoint, facts=facts, plan=plan, drafter=drafter)
+    return KnownModel(config=config, checkpoint=checkpoint, facts=facts, plan=plan, drafter=drafter)
 
 
 def find_drafter(config: EngineConfig, facts: ModelFacts) -> DrafterFiles | None:
@@ -176,7 +176,7 @@ def find_tokenizer(config: EngineConfig, model: Checkpoint | None) -> Checkpoint
     return model
 
 
-def _start_uni(parts: ModelParts, phases: Phases) -> Executor:
+def _start_uni(parts: KnownModel, phases: Phases) -> Executor:
     with phases("init worker"):
         if _runs_code_of_users(parts.config):
             complete_torch()
@@ -206,7 +206,7 @@ def _runs_code_of_users(config: EngineConfig) -> bool:
     return any(asked)
 
 
-def _start_simulated(parts: ModelParts, phases: Phases) -> Executor:
+def _start_simulated(parts: KnownModel, phases: Phases) -> Executor:
     with phases("init worker"):
         executor: Executor = resolve(EXECUTORS["simulated"])(
             kv_cache_specs(parts.facts, parts.plan),
@@ -218,19 +218,21 @@ def _start_simulated(parts: ModelParts, phases: Phases) -> Executor:
     return executor
 
 
-STARTERS: dict[str, Callable[[ModelParts, Phases], Executor]] = {"uni": _start_uni, "simulated": _start_simulated}
+STARTERS: dict[str, Callable[[KnownModel, Phases], Executor]] = {"uni": _start_uni, "simulated": _start_simulated}
 
 
-def _give_memory(executor: Executor, parts: ModelParts, phases: Phases) -> KVCacheConfig:
+def _give_memory(executor: Executor, parts: KnownModel, phases: Phases) -> KVCacheConfig:
     config, plan = parts.config, parts.plan
     with phases("profile"):
-        specs = executor.get_kv_cache_specs()
-        available_bytes = executor.determine_available_memory()
-    logger.info("Available KV cache memory: %.2f GiB", available_bytes / GIB)
+        rank = RankNeeds(
+            specs=executor.get_kv_cache_specs(),
+            available_bytes=executor.determine_available_memory(),
+            shared_layers=executor.shared_layers(),
+            drafter_specs=executor.drafter_kv_cache_specs(),
+        )
+    logger.info("Available KV cache memory: %.2f GiB", rank.available_bytes / GIB)
     with phases("plan kv cache"):
-        kv_cache_config = plan_kv_cache(
-            specs,
-            available_bytes=available_bytes,
+        limits = KVCacheLimits(
             max_model_len=plan.max_model_len,
             model_max_len=parts.facts.max_position,
             max_num_batched_tokens=plan.max_num_batched_tokens * plan.max_steps_in_flight,
@@ -239,16 +241,15 @@ def _give_memory(executor: Executor, parts: ModelParts, phases: Phases) -> KVCac
             num_blocks_override=config.cache.num_gpu_blocks_override,
             enable_caching=plan.enable_prefix_caching,
             disable_hybrid=config.cache.disable_hybrid_kv_cache_manager,
-            shared_layers=executor.shared_layers(),
-            drafter_specs=executor.drafter_kv_cache_specs(),
         )
+        kv_cache_config = plan_kv_cache(rank, limits)
     with phases("create kv cache"):
         executor.initialize_from_config(kv_cache_config)
     return kv_cache_config
 
 
 def _assemble(
-    executor: Executor, parts: ModelParts, kv_cache_config: KVCacheConfig, incarnation: int, watch: StepWatch
+    executor: Executor, parts: KnownModel, kv_cache_config: KVCacheConfig, incarnation: int, watch: StepWatch
 ) -> EngineCore:
     config, plan = parts.config, parts.plan
     manager = KVCacheManager(
@@ -286,7 +287,7 @@ def _assemble(
     )
 
 
-def _structured_output(parts: ModelParts) -> StructuredOutput:
+def _structured_output(parts: KnownModel) -> StructuredOutput:
     if parts.checkpoint is None:
         return NoStructuredOutput()
     return StructuredOutputManager(partial(_grammar_backend, parts.config, parts.checkpoint, parts.facts))

@@ -26,25 +26,23 @@ import msgspec
 
 from octavo.config.engine_config import EngineConfig
 from octavo.engine.core_process import CoreProcess
+from octavo.engine.core_progress import LOOK_EVERY_S, CoreProgress
 from octavo.engine.failure import failed_outputs
 from octavo.engine.info import EngineInfo
 from octavo.engine.metric import Counter, Gauge, Metric
 from octavo.engine.process_client import OutputQueue, ProcessClient
-from octavo.engine.step_watch import StepWatchPage
+from octavo.engine.replay import ReplayableRequest, TotalsOfAllCores
 from octavo.words.errors import EngineDeadError, EngineError, EngineStartError
 from octavo.words.messages import (
-    EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
     SchedulerStats,
 )
 
-LOOK_EVERY_S = 0.5
 # Last words come before the end; a core that does not end by itself after them is helped.
 END_TIMEOUT_S = 5.0
 # A core that lived this long was well, whether or not anybody asked it anything.
 WELL_AFTER_S = 300.0
-STUCK_STEP_FACTOR = 20
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 30.0
 DEATHS_OF_THE_GUILTY = 2
 RECOVERING = "the engine core is being started again; ask later"
@@ -88,8 +86,8 @@ class Supervisor:
         self._stuck_timeout_s = stuck_timeout_s
         self._lock = threading.Lock()
         self._outputs: OutputQueue = queue.SimpleQueue()
-        self._requests: dict[str, _InFlight] = {}
-        self._books = _Books()
+        self._requests: dict[str, ReplayableRequest] = {}
+        self._totals = TotalsOfAllCores()
         self._state = EngineState.STARTING
         self._death: EngineDeadError | None = None
         self._stats = SupervisorStats()
@@ -97,7 +95,7 @@ class Supervisor:
         self._attempts = 0
         self._incarnation = 0
         self._core = start(0, self._outputs)
-        self._progress = _Progress(self._core.watch, stuck_timeout_s)
+        self._progress = CoreProgress(self._core.watch, stuck_timeout_s)
         self._core.wait_until_ready()
         self._state = EngineState.READY
         self._ready_at = time.monotonic()
@@ -137,7 +135,7 @@ class Supervisor:
     def add_request(self, request: EngineCoreRequest) -> None:
         with self._lock:
             self._check_alive()
-            self._requests[request.request_id] = _InFlight(request)
+            self._requests[request.request_id] = ReplayableRequest(request)
             self._tell_core(lambda core: core.add_request(request))
 
     def abort_requests(self, request_ids: Sequence[str]) -> None:
@@ -174,7 +172,7 @@ class Supervisor:
             answer = core.call(name, *args)
         except EngineDeadError as error:
             raise self._death or EngineError(f"the engine core ended while it was asked for {name!r}") from error
-        return self._books.since_start(answer) if isinstance(answer, SchedulerStats) else answer
+        return self._totals.since_start(answer) if isinstance(answer, SchedulerStats) else answer
 
     def check_health(self) -> None:
         """Return if the core is ready and makes progress where it has work; answers at once, whatever the core does."""
@@ -230,7 +228,7 @@ class Supervisor:
         if outputs.incarnation != OWN_WORDS:
             self._attempts = 0
         if outputs.stats is not None:
-            outputs.stats = self._books.since_start(outputs.stats)
+            outputs.stats = self._totals.since_start(outputs.stats)
 
     # The thread that watches
 
@@ -304,8 +302,8 @@ class Supervisor:
             if self._stopping.is_set():
                 return
             self._incarnation += 1
-            self._progress = _Progress(core.watch, self._stuck_timeout_s)
-            self._books.turn_page()
+            self._progress = CoreProgress(core.watch, self._stuck_timeout_s)
+            self._totals.turn_page()
             self._state, self._ready_at = EngineState.READY, time.monotonic()
             self._replay()
         logger.info("The engine core is ready again (incarnation %d)", self._incarnation)
@@ -319,7 +317,7 @@ class Supervisor:
             self._stats, restarts=self._stats.restarts + 1, replays=self._stats.replays + len(requests)
         )
 
-    def _accuse(self, request_ids: Iterable[str] | None) -> list[_InFlight]:
+    def _accuse(self, request_ids: Iterable[str] | None) -> list[ReplayableRequest]:
         """The requests in flight whose step ended the core; of a step that nobody knows, all."""
         ids = self._requests if request_ids is None else request_ids
         suspects = [self._requests[request_id] for request_id in ids if request_id in self._requests]
@@ -327,7 +325,7 @@ class Supervisor:
             request.num_deaths += 1
         return suspects
 
-    def _convict(self, suspects: Sequence[_InFlight]) -> None:
+    def _convict(self, suspects: Sequence[ReplayableRequest]) -> None:
         """End a request that was alone in the step that ended a core, and has ended one before."""
         if len(suspects) != 1 or suspects[0].num_deaths < DEATHS_OF_THE_GUILTY:
             return
@@ -361,100 +359,3 @@ def supervised(config: EngineConfig, first: CoreProcess | None = None) -> Superv
         max_restarts=policy.max_engine_restarts if policy.on_engine_death == "restart" else 0,
         stuck_timeout_s=policy.engine_stuck_timeout,
     )
-
-
-class _InFlight:
-    """A request and what the front end knows of its answer. ``num_deaths``: cores it may have ended since a token."""
-
-    __slots__ = ("first_scheduled_time", "num_cached_tokens", "num_deaths", "num_preemptions", "request", "token_ids")
-
-    def __init__(self, request: EngineCoreRequest) -> None:
-        self.request = request
-        self.token_ids: list[int] = []
-        self.num_cached_tokens = -1
-        self.num_preemptions = 0
-        self.first_scheduled_time: float | None = None
-        self.num_deaths = 0
-
-    def take(self, output: EngineCoreOutput) -> None:
-        """Note what an output brings."""
-        self.token_ids += output.new_token_ids
-        self.num_cached_tokens = output.num_cached_tokens
-        self.num_preemptions = output.num_preemptions
-        self.first_scheduled_time = output.first_scheduled_time
-        self.num_deaths = 0
-
-    def replay(self) -> EngineCoreRequest:
-        """The request for a core that has never seen it."""
-        return msgspec.structs.replace(
-            self.request,
-            output_token_ids=self.request.output_token_ids + self.token_ids,
-            num_cached_tokens=self.num_cached_tokens,
-            num_preemptions=self.num_preemptions,
-            first_scheduled_time=self.first_scheduled_time,
-            is_suspect=self.num_deaths > 0,
-        )
-
-
-class _Progress:
-    """Tells a core that is stuck from one that works or has nothing to do.
-
-    Time counts only between two looks that follow soon on each other: whoever was itself stopped has seen nothing.
-    """
-
-    def __init__(self, page: StepWatchPage, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._page = page
-        self._timeout_s = timeout_s
-        self._clock = clock
-        self._count = page.count
-        self._looked_at = clock()
-        self._limit_s = timeout_s
-        self.stalled_s = 0.0
-        """Seconds without progress, of those with work to do."""
-
-    @property
-    def is_late(self) -> bool:
-        """Whether the core has been still for long enough to be worried."""
-        return self.stalled_s > self._limit_s / 4
-
-    def look(self, *, has_work: bool) -> bool:
-        """Whether the core is stuck; to be called often."""
-        now, count = self._clock(), self._page.count
-        since, self._looked_at = now - self._looked_at, now
-        if count != self._count or not has_work:
-            self._count, self.stalled_s = count, 0.0
-            return False
-        self.stalled_s += min(since, 2 * LOOK_EVERY_S)
-        self._limit_s = max(self._timeout_s, STUCK_STEP_FACTOR * self._page.expected_seconds)
-        return self.stalled_s > self._limit_s
-
-
-class _Books:
-    """Makes the totals of one core those of all cores so far."""
-
-    def __init__(self) -> None:
-        self._before = SchedulerStats()
-        self._now = SchedulerStats()
-
-    def since_start(self, stats: SchedulerStats) -> SchedulerStats:
-        """``stats`` of the present core, with its predecessors' totals added."""
-        totals = {name: getattr(stats, name) + getattr(self._before, name) for name in _TOTALS}
-        self._now = msgspec.structs.replace(stats, **totals)
-        return self._now
-
-    def turn_page(self) -> None:
-        """Another core begins to count from nothing."""
-        self._before = self._now
-
-
-_TOTALS = (
-    "num_beam_forks",
-    "num_preemptions",
-    "prefix_cache_queries",
-    "prefix_cache_hits",
-    "num_steps",
-    "num_bursts",
-    "num_burst_steps",
-    "num_prompt_tokens",
-    "num_generation_tokens",
-)

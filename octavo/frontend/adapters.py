@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from octavo.checkpoint.adapter import CONFIG_FILE, WEIGHTS_FILE, adapter_hash, projection_shapes, read_adapter
+from octavo.checkpoint.adapter import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    adapter_hash,
+    check_finite,
+    projection_shapes,
+    read_adapter,
+)
 from octavo.config.lora import LoRAConfig
 from octavo.words.errors import CheckpointError, RequestError, UnsupportedError
 from octavo.words.lora import Adapter, LoRARequest
@@ -76,7 +83,7 @@ class AdapterFolders:
         if known is not None and known.state == state:
             return known.content_hash
         begun = time.time()
-        read_adapter(folder, self._shapes, self._max_rank)
+        check_finite(read_adapter(folder, self._shapes, self._max_rank))
         content_hash = adapter_hash(folder)
         self._known.pop(folder, None)
         if _is_settled(state, begun):

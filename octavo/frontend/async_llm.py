@@ -26,6 +26,7 @@ from octavo.engine.stats import Statistics, StatLogger, cache_metrics
 from octavo.frontend.admission import Admission
 from octavo.frontend.input_processor import InputProcessor, PreparedRequest
 from octavo.frontend.output_processor import OpenRequest, OutputProcessor
+from octavo.frontend.output_slot import OutputSlot
 from octavo.frontend.prompt_reader import prompt_text
 from octavo.frontend.sampling_resolver import OperatingSystemSeeds
 from octavo.frontend.start import default_stat_loggers, start_front_end
@@ -76,7 +77,7 @@ class AsyncLLM:
             RequestStats(client.info.max_model_len, max_loras=client.info.plan.max_loras), stat_loggers
         )
         self._tracer = tracer or NoTracer()
-        self._slots: dict[OpenRequest, _OutputSlot] = {}
+        self._slots: dict[OpenRequest, OutputSlot] = {}
         self._request_ids = itertools.count()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._unpaused = asyncio.Event()
@@ -353,12 +354,12 @@ class AsyncLLM:
 
     # Inside the loop
 
-    def _open(self, prepared: PreparedRequest, timeout_s: float | None) -> tuple[OpenRequest, _OutputSlot]:
+    def _open(self, prepared: PreparedRequest, timeout_s: float | None) -> tuple[OpenRequest, OutputSlot]:
         if self._death is not None:
             raise self._death
         self._enter_loop()
         request = self._outputs.add_request(prepared.request_id, prepared.prompt, prepared.choices)
-        slot = self._slots[request] = _OutputSlot()
+        slot = self._slots[request] = OutputSlot()
         self._idle.clear()
         self._admission.add(request)
         self._statistics.begin(prepared.choices)
@@ -372,7 +373,7 @@ class AsyncLLM:
         return request, slot
 
     def _set_deadline(
-        self, request: OpenRequest, slot: _OutputSlot, arrival_time: float, timeout_s: float | None
+        self, request: OpenRequest, slot: OutputSlot, arrival_time: float, timeout_s: float | None
     ) -> None:
         limits = [limit for limit in (timeout_s, self._request_timeout_s) if limit is not None]
         if limits:
@@ -380,7 +381,7 @@ class AsyncLLM:
             error = RequestTimeoutError(f"the request was not done within {min(limits):g} s and was ended.")
             slot.deadline = asyncio.get_running_loop().call_later(left_s, self._expire, request, slot, error)
 
-    def _expire(self, request: OpenRequest, slot: _OutputSlot, error: RequestTimeoutError) -> None:
+    def _expire(self, request: OpenRequest, slot: OutputSlot, error: RequestTimeoutError) -> None:
         if not request.finished:  # else its reader is late, not the engine
             slot.fail(error)
 
@@ -446,33 +447,3 @@ class AsyncLLM:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(function, argument)
-
-
-class _OutputSlot:
-    """Where the reader of one request waits. It holds no output: those are made when the reader looks."""
-
-    def __init__(self) -> None:
-        self.is_ready = False
-        self.deadline: asyncio.TimerHandle | None = None
-        self._error: Exception | None = None
-        self._waiter: asyncio.Future[None] | None = None
-
-    def wake(self) -> None:
-        """Something came."""
-        self.is_ready = True
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    def fail(self, error: Exception) -> None:
-        """Nothing more will come."""
-        self._error = error
-        self.wake()
-
-    async def wait(self) -> None:
-        """Return when something came since the last call; raises the error that ended the request."""
-        if not self.is_ready:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        self.is_ready = False
-        if self._error is not None:
-            raise self._error

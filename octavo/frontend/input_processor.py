@@ -12,6 +12,7 @@ import msgspec
 from octavo.checkpoint.generation_config import GenerationConfig
 from octavo.config.engine_config import EngineConfig
 from octavo.frontend.adapters import adapters_of
+from octavo.frontend.pooling_resolver import PoolingResolver
 from octavo.frontend.prompt_reader import Prompt, PromptLimits, PromptReader, prompt_text
 from octavo.frontend.sampling_resolver import SamplingResolver
 from octavo.tokenizer.reasoning_style import ReasoningStyle
@@ -23,7 +24,7 @@ from octavo.words.lora import Adapter, LoRARequest
 from octavo.words.messages import EngineCoreRequest, ResolvedSampling
 from octavo.words.model_facts import ModelFacts
 from octavo.words.pooling_params import PoolingParams
-from octavo.words.sampling_params import RequestOutputKind, SamplingParams
+from octavo.words.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class PreparedRequest:
 
 
 class InputProcessor:
-    """Makes requests of prompts (``PromptReader``) and parameters (``SamplingResolver``). Thread-safe.
+    """Makes requests of prompts (``PromptReader``) and wishes (``SamplingResolver``, ``PoolingResolver``). Thread-safe.
 
     ``max_model_len`` is the fitted length of the engine; ``max_request_len`` is less where the KV cache is smaller than
     that. ``seeds`` gives the seed of a request that brings none.
@@ -59,21 +60,19 @@ class InputProcessor:
         runner: str = "generate",
         seeds: Callable[[int], int] | None = None,
     ) -> None:
-        pools = runner == "pooling"
-        self._facts = facts
-        self._dimensions = () if config.model.matryoshka else facts.matryoshka_dimensions
-        self._pools = pools
+        self._pools = runner == "pooling"
         self._random = OsRandom()
         self._adapters = adapters_of(config.lora, facts)
         self._max_model_len = max_model_len
         self._sampling = SamplingResolver(tokenizer, facts, generation_config, config, max_model_len, seeds)
+        self._pooling = PoolingResolver(facts, may_shorten=config.model.matryoshka)
         limits = PromptLimits(
             max_model_len=max_model_len,
             max_request_len=max_model_len if max_request_len is None else max_request_len,
             vocab_size=facts.vocab_size,
             hidden_size=facts.hidden_size,
-            may_be_cut=pools,
-            takes_embeds=config.model.enable_prompt_embeds and not pools,
+            may_be_cut=self._pools,
+            takes_embeds=config.model.enable_prompt_embeds and not self._pools,
             ranks_by_priority=config.scheduler.scheduling_policy == "priority",
         )
         self._prompts = PromptReader(tokenizer, limits)
@@ -98,18 +97,28 @@ class InputProcessor:
         lora_request: LoRARequest | None = None,
         reasoning_style: ReasoningStyle | None = None,
     ) -> PreparedRequest:
-        """Check a request and turn it into tokens. RequestError for one that cannot be served."""
-        choices = self.process(
-            prompt,
-            params,
-            request_id,
-            priority=priority or 0,
-            arrival_time=arrival_time,
-            reasoning_end_ids=reasoning_end_ids,
-            lora_request=lora_request,
-            reasoning_style=reasoning_style,
-        )
-        return PreparedRequest(request_id, prompt_text(prompt), choices)
+        """Check a request and turn it into tokens; nothing runs yet.
+
+        ``params`` None takes the model's defaults. Internal ids are ``request_id`` with a random tail, so a caller may
+        use an id twice; of n choices each is named ``{index}_{id}``. A priority in the prompt goes before ``priority``.
+        ``reasoning_style`` None is that of the chat template.
+        Raises RequestError naming what is wrong.
+        """
+        if self._pools:
+            raise RequestError(
+                "this engine pools texts and generates none; use embed, classify or score.", param="prompt"
+            )
+        params = self._sampling.default_params() if params is None else own_params(params)
+        checked = self._prompts.read(prompt, priority or 0)
+        if checked.embeds:
+            _check_without_tokens(params)
+        sampling = self._sampling.resolve(params, len(checked.token_ids), reasoning_end_ids)
+        if params.thinking_token_budget is not None:
+            thinking = self._sampling.thinking(checked.token_ids, reasoning_style)
+            sampling = msgspec.structs.replace(sampling, thinking=thinking)
+        request = self._core_request(request_id, checked, sampling, arrival_time)
+        request.adapter = self._adapters.find(lora_request)
+        return PreparedRequest(request_id, prompt_text(prompt), _choices(request, params))
 
     def find_adapter(self, lora_request: LoRARequest) -> Adapter | None:
         """The adapter of a LoRARequest as its files are now. Raises RequestError for one that cannot be used."""
@@ -125,7 +134,12 @@ class InputProcessor:
         arrival_time: float | None = None,
     ) -> PreparedRequest:
         """Check a request for numbers and turn it into tokens; a tuple is a pair of texts. Raises RequestError."""
-        self._check_pooling(params)
+        if not self._pools:
+            raise RequestError(
+                f"{params.task}: this engine generates text; start it with runner=pooling, or with an embedding model.",
+                param="task",
+            )
+        self._pooling.check(params)
         if isinstance(prompt, tuple):
             checked, second_at = self._prompts.read_pair(prompt, cut=params.truncate_prompt_tokens is not None)
             params = msgspec.structs.replace(params, second_text_at=second_at)
@@ -139,88 +153,8 @@ class InputProcessor:
                 "shorten it, or give truncate_prompt_tokens=-1.",
                 param="prompt",
             )
-        sampling = ResolvedSampling(
-            params=SamplingParams(max_tokens=1, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY),
-            seed=0,
-            max_tokens=1,
-            num_text_tokens=self._facts.vocab_size,
-            pooling=params,
-        )
+        sampling = self._pooling.resolve(params)
         return PreparedRequest(request_id, None, [self._core_request(request_id, checked, sampling, arrival_time)])
-
-    def _check_pooling(self, params: PoolingParams) -> None:
-        if not self._pools:
-            raise RequestError(
-                f"{params.task}: this engine generates text; start it with runner=pooling, or with an embedding model.",
-                param="task",
-            )
-        if params.task in ("classify", "score") and not self._facts.num_labels:
-            raise RequestError(
-                f"{params.task}: this model has no classifier; it can embed and token_embed.", param="task"
-            )
-        if params.dimensions is not None:
-            self._check_dimensions(params.dimensions)
-
-    def _check_dimensions(self, asked: int) -> None:
-        if asked > self._facts.hidden_size:
-            problem = (
-                f"dimensions must be at most {self._facts.hidden_size}, which this model's vectors have; got {asked}."
-            )
-        elif self._dimensions is None:
-            problem = (
-                "dimensions: nothing says that this model's vectors may be shortened (matryoshka in its config.json); "
-                "start with matryoshka=True (--matryoshka) if you know that they may."
-            )
-        elif self._dimensions and asked not in self._dimensions:
-            problem = f"dimensions can be {', '.join(map(str, self._dimensions))} with this model; got {asked}."
-        else:
-            return
-        raise RequestError(problem, param="dimensions")
-
-    def process(
-        self,
-        prompt: PromptType,
-        params: SamplingParams | None,
-        request_id: str,
-        *,
-        priority: int = 0,
-        arrival_time: float | None = None,
-        reasoning_end_ids: tuple[int, ...] = (),
-        lora_request: LoRARequest | None = None,
-        reasoning_style: ReasoningStyle | None = None,
-    ) -> list[EngineCoreRequest]:
-        """Return the requests, one per choice, that ``prompt`` comes to.
-
-        ``params`` None takes the model's defaults. Internal ids are ``request_id`` with a random tail, so a caller may
-        use an id twice; of n choices each is named ``{index}_{id}``. A priority in the prompt goes before ``priority``.
-        ``reasoning_style`` None is that of the chat template.
-        Raises RequestError naming what is wrong.
-        """
-        if self._pools:
-            raise RequestError(
-                "this engine pools texts and generates none; use embed, classify or score.", param="prompt"
-            )
-        params = self._sampling.default_params() if params is None else own_params(params)
-        checked = self._prompts.read(prompt, priority)
-        if checked.embeds:
-            _check_without_tokens(params)
-        sampling = self._sampling.resolve(params, len(checked.token_ids), reasoning_end_ids)
-        if params.thinking_token_budget is not None:
-            thinking = self._sampling.thinking(checked.token_ids, reasoning_style)
-            sampling = msgspec.structs.replace(sampling, thinking=thinking)
-        request = self._core_request(request_id, checked, sampling, arrival_time)
-        request.adapter = self._adapters.find(lora_request)
-        if params.n == 1:
-            return [request]
-        choices = [
-            msgspec.structs.replace(
-                request, request_id=f"{index}_{request.request_id}", sampling=_choice(sampling, index)
-            )
-            for index in range(params.n)
-        ]
-        if params.beam_search is not None:  # one request of the core, with several answers
-            choices[0].choice_ids = tuple(choice.request_id for choice in choices)
-        return choices
 
     def _core_request(
         self, request_id: str, prompt: Prompt, sampling: ResolvedSampling, arrival_time: float | None
@@ -251,6 +185,21 @@ def _check_without_tokens(params: SamplingParams) -> None:
             raise RequestError(
                 f"{name} needs the tokens of the prompt: it does not go together with prompt_embeds.", param=name
             )
+
+
+def _choices(request: EngineCoreRequest, params: SamplingParams) -> list[EngineCoreRequest]:
+    """A request of the core for each of n choices; of a beam search the first brings the answers of all."""
+    if params.n == 1:
+        return [request]
+    choices = [
+        msgspec.structs.replace(
+            request, request_id=f"{index}_{request.request_id}", sampling=_choice(request.sampling, index)
+        )
+        for index in range(params.n)
+    ]
+    if params.beam_search is not None:
+        choices[0].choice_ids = tuple(choice.request_id for choice in choices)
+    return choices
 
 
 def _choice(sampling: ResolvedSampling, index: int) -> ResolvedSampling:

@@ -15,17 +15,18 @@ from safetensors.numpy import load
 from octavo.words.errors import RequestError
 
 Embeds = npt.NDArray[np.float32]
+TENSOR_KINDS = ("torch.float32", "torch.float16", "torch.bfloat16")
 NPY_MAGIC = b"\x93NUMPY"
 READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
 def checked_embeds(given: Any, hidden_size: int) -> Embeds:
     """[tokens, hidden_size] float32. Raises RequestError for another shape or type, or for what is not finite."""
-    if hasattr(given, "detach"):  # a tensor of torch, which is not loaded here
+    kind = str(getattr(given, "dtype", type(given).__name__))
+    if kind in TENSOR_KINDS:  # of torch, which is not loaded here
         given = given.detach().float().cpu().numpy()
-    if not isinstance(given, np.ndarray) or given.dtype not in (np.float32, np.float16):
-        kind = getattr(given, "dtype", type(given).__name__)
-        raise _wrong(f"must be an array of float32 or float16, got {kind}")
+    elif not isinstance(given, np.ndarray) or given.dtype not in (np.float32, np.float16):
+        raise _wrong(f"must be an array of float32 or float16, or a tensor of these or bfloat16, got {kind}")
     if given.ndim != 2 or given.shape[1] != hidden_size or not len(given):
         raise _wrong(f"must have the shape [tokens, {hidden_size}], got {list(given.shape)}")
     if not np.isfinite(given).all():

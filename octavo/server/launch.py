@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from octavo.config.flat import EngineArgs
 from octavo.config.server import ServerConfig
 from octavo.engine.core_process import CoreProcess
+from octavo.plan.executor import executor_backend
 from octavo.server.startup_responder import StartupResponder
 from octavo.words.errors import ConfigError, ListenError
 
@@ -168,12 +169,9 @@ def _check_parsers(config: ServerConfig) -> None:
         check_parsers(config)
 
 
-def _has_worker(args: EngineArgs) -> bool:
-    return args.load_format != "mock" and args.distributed_executor_backend == "uni"
-
-
 def _make_core(args: EngineArgs) -> CoreProcess:
-    return CoreProcess(preload=WORKER_MODULE if _has_worker(args) else "")
+    has_worker = executor_backend(args.create_engine_config()) == "uni"
+    return CoreProcess(preload=WORKER_MODULE if has_worker else "")
 
 
 def _start_engine(args: EngineArgs, core: CoreProcess) -> AsyncLLM:

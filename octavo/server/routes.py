@@ -18,7 +18,8 @@ from octavo.server.anthropic.messages import Messages
 from octavo.server.api_error import ErrorResponse
 from octavo.server.context import ServerContext
 from octavo.server.development import Development, PauseRequest, RpcRequest
-from octavo.server.openai.chat import ChatCompletion, ChatCompletionRequest, ChatCompletions
+from octavo.server.openai.chat import ChatCompletions
+from octavo.server.openai.chat_words import ChatCompletion, ChatCompletionRequest
 from octavo.server.openai.compaction import CompactedResponse, CompactRequest
 from octavo.server.openai.completions import Completion, CompletionRequest, Completions
 from octavo.server.openai.models import ModelCard, ModelList, Models

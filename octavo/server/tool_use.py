@@ -18,7 +18,18 @@ from octavo.words.structured_outputs import StructuredOutputParams
 MAX_TOOLS = 512
 MAX_NAME_CHARACTERS = 128
 CHOICES = ("none", "auto", "required")
-_ONLY_UNSUPPORTED = ("Unimplemented", "Unknown format", "look-around", "backreferences")
+_ONLY_UNSUPPORTED = (
+    "Unimplemented",
+    "Unknown format",
+    "look-around",
+    "backreferences",
+    "oneOf may overlap",
+    "not disjoint",
+    "it demands",
+    "inside each other",
+    "too many remainders",
+    "not present in a registry",
+)
 """Words for a schema that is well-formed, but more than a grammar can hold an answer to."""
 
 _ANY_ARGUMENTS = {"type": "object"}

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from octavo.checkpoint.adapter import AdapterHeader, adapter_hash, projection_shapes, read_adapter
+from octavo.checkpoint.adapter import AdapterHeader, adapter_hash, check_finite, projection_shapes, read_adapter
 from octavo.checkpoint.facts import read_model_facts
 from octavo.checkpoint.resolve import resolve_model
 from octavo.words.errors import CheckpointError, UnsupportedError
@@ -123,6 +123,21 @@ def test_whole_numbers_are_no_weights(adapter: Path, model: Path) -> None:
     save_file({**load_file(file), f"{Q0}.lora_B.weight": torch.zeros(96, 4, dtype=torch.int64)}, file)
     with pytest.raises(CheckpointError, match=r"q_proj.lora_B.weight': is I64"):
         read(adapter, model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_tensor_that_is_not_finite_is_named(model: Path, tmp_path: Path, dtype: torch.dtype, value: float) -> None:
+    adapter = save_tiny_adapter(tmp_path / "a", model, dtype=dtype)
+    file = adapter / "adapter_model.safetensors"
+    tensors = load_file(file)
+    tensors[f"{Q0}.lora_B.weight"][0, 0] = torch.finfo(dtype).max
+    save_file(tensors, file)
+    check_finite(read(adapter, model))
+    tensors[f"{Q0}.lora_B.weight"][-1, -1] = value
+    save_file(tensors, file)
+    with pytest.raises(CheckpointError, match=r"q_proj.lora_B.weight': holds NaN or infinity"):
+        check_finite(read(adapter, model))
 
 
 @pytest.mark.parametrize("part", [0.0, 0.3, 0.9])

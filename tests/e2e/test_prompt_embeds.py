@@ -89,9 +89,12 @@ def test_the_prefix_cache_knows_embeddings_by_what_they_hold(model: Path, succ: 
     [
         ({"prompt_embeds": np.zeros((3, 7), np.float32)}, {}, r"shape \[tokens, 48\], got \[3, 7\]"),
         ({"prompt_embeds": np.zeros((0, 48), np.float32)}, {}, "shape"),
-        ({"prompt_embeds": np.zeros((3, 48), np.int64)}, {}, "float32 or float16, got int64"),
+        ({"prompt_embeds": np.zeros((3, 48), np.int64)}, {}, "float32 or float16, .* got int64"),
+        ({"prompt_embeds": torch.zeros(3, 48, dtype=torch.int64)}, {}, "got torch.int64"),
+        ({"prompt_embeds": torch.zeros(3, 48, dtype=torch.float64)}, {}, "got torch.float64"),
         ({"prompt_embeds": [[0.0] * 48]}, {}, "got list"),
         ({"prompt_embeds": np.full((3, 48), np.nan, np.float32)}, {}, "NaN"),
+        ({"prompt_embeds": torch.full((3, 48), torch.inf, dtype=torch.bfloat16)}, {}, "NaN or infinity"),
         ({"prompt_embeds": np.zeros((96, 48), np.float32)}, {}, "context length"),
         ({"prompt_embeds": np.zeros((3, 48), np.float32), "prompt": "a"}, {}, "not both"),
         ({"prompt_embeds": np.zeros((3, 48), np.float32)}, {"prompt_logprobs": 1}, "prompt_logprobs needs the tokens"),
@@ -117,6 +120,12 @@ def npy(array: npt.NDArray[Any], **options: Any) -> bytes:
     return stream.getvalue()
 
 
+def saved_by_torch(tensor: torch.Tensor) -> bytes:
+    stream = io.BytesIO()
+    torch.save(tensor, stream)
+    return stream.getvalue()
+
+
 ROWS = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
@@ -134,9 +143,19 @@ def test_what_comes_over_http_is_read(data: bytes) -> None:
         npy(ROWS).replace(b"(2, 3)", b"(9, 9)"),
         save({"a": ROWS, "b": ROWS}),
         b"\x80\x04K\x01.",
+        saved_by_torch(torch.zeros(2, 3)),
         b"",
     ],
-    ids=["pickle in npy", "other order", "cut off", "too large a shape", "two tensors", "pickle", "nothing"],
+    ids=[
+        "pickle in npy",
+        "other order",
+        "cut off",
+        "too large a shape",
+        "two tensors",
+        "pickle",
+        "pickle of torch",
+        "nothing",
+    ],
 )
 def test_what_could_hold_code_or_lies_about_its_size_is_refused(data: bytes) -> None:
     with pytest.raises(RequestError, match="base64 of an .npy file or of safetensors"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from octavo import LLM, CompletionOutput, SamplingParams, StructuredOutputParams
+from octavo import LLM, AsyncLLM, CompletionOutput, EngineArgs, SamplingParams, StructuredOutputParams
 from octavo.words.errors import RequestError
 
 DIGIT = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["a"]}
@@ -118,6 +119,42 @@ def test_so03_a_malformed_constraint_is_refused_and_harms_nobody(counting: LLM, 
     with pytest.raises(RequestError, match="structured_outputs"):
         answer(counting, shape=shape)
     assert list(answer(counting, temperature=0.0, max_tokens=4).token_ids) == [66, 67, 68, 69]
+
+
+TOO_MUCH: list[dict[str, Any]] = [
+    {"regex": "a{1000000}"},
+    {"regex": "b?(a{1000}){1000}"},
+    {"json": {"type": "string", "pattern": "^(ab){100000}$"}},
+    {"json": {"type": "array", "minItems": 10**6, "items": {"const": 1}}},
+    {"json": {"type": "integer", "multipleOf": 1_000_003}},
+    {"json": False},
+    {"grammar": 'start: A{1000}\nA: "a"{1000}'},
+    {"grammar": 'root ::= "a"{1000000}'},
+]
+
+
+def test_so08_what_demands_too_much_is_refused_while_a_stream_goes_on_as_without_it(succ: Path, counting: LLM) -> None:
+    params = SamplingParams(temperature=2.0, seed=3, max_tokens=300, ignore_eos=True, detokenize=False)
+    expected = counting.generate("A", params, use_tqdm=False)[0].outputs[0].token_ids
+    engine = AsyncLLM.from_engine_args(EngineArgs(str(succ), block_size=16, num_gpu_blocks_override=200))
+
+    async def refused(shape: dict[str, Any]) -> None:
+        with pytest.raises(RequestError, match="structured_outputs"):
+            async for _ in engine.generate("A", SamplingParams(structured_outputs=StructuredOutputParams(**shape))):
+                raise AssertionError("it was not refused")
+
+    async def run() -> None:
+        left = list(TOO_MUCH)
+        async for output in engine.generate("A", params):
+            if left:
+                await refused(left.pop())
+            last = output
+        assert not left and last.outputs[0].token_ids == expected
+
+    try:
+        asyncio.run(asyncio.wait_for(run(), 60))
+    finally:
+        engine.shutdown()
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from octavo.control.kv.manager import KVCacheManager
-from octavo.control.kv.planning import plan_kv_cache
+from octavo.control.kv.planning import KVCacheLimits, RankNeeds, plan_kv_cache
 from octavo.control.scheduler.limits import SchedulerLimits
 from octavo.control.scheduler.scheduler import Scheduler
 from octavo.engine.core import EngineCore
@@ -96,13 +96,12 @@ def make_core(max_step_seconds: float, clock: VirtualClock, machine: Machine) ->
         max_step_seconds=max_step_seconds,
     )
     specs = {"layer": full_attention()}
-    config = plan_kv_cache(
-        specs,
-        available_bytes=1 << 20,
+    cache_limits = KVCacheLimits(
         max_model_len=MAX_MODEL_LEN,
         model_max_len=MAX_MODEL_LEN,
         max_num_batched_tokens=limits.max_num_batched_tokens,
     )
+    config = plan_kv_cache(RankNeeds(specs=specs, available_bytes=1 << 20), cache_limits)
     executor = SimulatedExecutor(specs, step_seconds=machine.seconds, next_token=counting_token, check=False)
     executor.clock = clock
     executor.initialize_from_config(config)

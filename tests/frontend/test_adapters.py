@@ -53,6 +53,16 @@ def test_a_folder_that_holds_no_adapter_is_named(folders: AdapterFolders, path: 
         folders.find(LoRARequest("x", 1, path))
 
 
+def test_an_adapter_that_is_not_finite_is_refused_each_time(
+    folders: AdapterFolders, model: Path, tmp_path: Path
+) -> None:
+    folder = save_tiny_adapter(tmp_path / "a", model, size=float("inf"))
+    os.utime(folder / "adapter_model.safetensors", ns=(10**18, 10**18))
+    for _ in range(2):
+        with pytest.raises(RequestError, match=r"adapter 'x': .*lora_A.weight': holds NaN or infinity"):
+            folders.find(LoRARequest("x", 1, str(folder)))
+
+
 def test_what_is_no_lora_request_is_refused(folders: AdapterFolders) -> None:
     with pytest.raises(RequestError, match="must be a LoRARequest, got str"):
         folders.find("adapter")

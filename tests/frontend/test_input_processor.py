@@ -48,7 +48,7 @@ def processor(succ: Path) -> InputProcessor:
 
 
 def params_of(processor: InputProcessor, **params: Any) -> Any:
-    return processor.process("A", SamplingParams(**params), "r")[0].sampling
+    return processor.prepare("r", "A", SamplingParams(**params)).choices[0].sampling
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def params_of(processor: InputProcessor, **params: Any) -> Any:
     ],
 )
 def test_every_form_of_prompt_comes_to_its_token_ids(processor: InputProcessor, prompt: Any, text: str | None) -> None:
-    (request,) = processor.process(prompt, SamplingParams(), "r")
+    (request,) = processor.prepare("r", prompt, SamplingParams()).choices
     assert request.prompt_token_ids == [65, 66]
     assert {type(token_id) for token_id in request.prompt_token_ids} == {int}
     assert prompt_text(prompt) == text
@@ -106,28 +106,28 @@ def test_a_wrong_prompt_is_a_request_error_that_names_what_is_wrong(
     processor: InputProcessor, prompt: Any, said: str
 ) -> None:
     with pytest.raises(RequestError, match=said):
-        processor.process(prompt, SamplingParams(), "r")
+        processor.prepare("r", prompt, SamplingParams())
 
 
 @pytest.mark.parametrize("params", [{"temperature": 0}, "greedy", 3])
 def test_parameters_of_another_type_are_refused(processor: InputProcessor, params: Any) -> None:
     with pytest.raises(RequestError, match="sampling_params must be SamplingParams"):
-        processor.process("A", params, "r")
+        processor.prepare("r", "A", params)
 
 
 def test_the_last_id_of_the_vocabulary_is_the_last_that_passes(smollm2: str) -> None:
     processor = make_processor(smollm2)
-    assert processor.process([49151], SamplingParams(), "r")[0].prompt_token_ids == [49151]
+    assert processor.prepare("r", [49151], SamplingParams()).choices[0].prompt_token_ids == [49151]
     with pytest.raises(RequestError, match="49152"):
-        processor.process([49152], SamplingParams(), "r")
+        processor.prepare("r", [49152], SamplingParams())
 
 
 def test_a_prompt_must_leave_room_for_one_token(processor: InputProcessor) -> None:
-    longest = processor.process([65] * (MAX_MODEL_LEN - 1), SamplingParams(max_tokens=None), "r")[0]
+    longest = processor.prepare("r", [65] * (MAX_MODEL_LEN - 1), SamplingParams(max_tokens=None)).choices[0]
     assert longest.sampling.max_tokens == 1
     for length in (MAX_MODEL_LEN, MAX_MODEL_LEN + 1):
         with pytest.raises(RequestError, match=f"^This model's maximum context length is {MAX_MODEL_LEN} tokens\\."):
-            processor.process([65] * length, SamplingParams(), "r")
+            processor.prepare("r", [65] * length, SamplingParams())
 
 
 @pytest.mark.parametrize(("asked", "given"), [(None, 63), (5, 5), (63, 63), (64, 63), (10**6, 63)])
@@ -143,7 +143,7 @@ def test_eos_ids_of_all_sources_are_merged_and_ignored_on_request(processor: Inp
 
 def test_the_models_defaults_serve_a_request_without_parameters_unless_ours_are_asked_for(succ: Path) -> None:
     own = GenerationConfig(defaults={"temperature": 0.5, "top_k": 7, "max_tokens": 9})
-    model = make_processor(str(succ), generation_config=own).process("A", None, "r")[0].sampling
+    model = make_processor(str(succ), generation_config=own).prepare("r", "A", None).choices[0].sampling
     assert (model.params.temperature, model.params.top_k, model.max_tokens) == (0.5, 7, 9)
     checkpoint = resolve_model(str(succ))
     config = EngineConfig(model=ModelConfig(model=str(succ), generation_config="octavo"))
@@ -174,7 +174,7 @@ def test_bad_words_are_tokenised_with_and_without_a_leading_space(processor: Inp
     assert params_of(processor, bad_words=["<eos>"]).bad_words_token_ids[0] == tuple(b"<eos>")
     real = make_processor(smollm2)
     tokenizer = load_tokenizer(resolve_model(smollm2))
-    words = real.process("x", SamplingParams(bad_words=["Paris"]), "r")[0].sampling.bad_words_token_ids
+    words = real.prepare("r", "x", SamplingParams(bad_words=["Paris"])).choices[0].sampling.bad_words_token_ids
     assert {tokenizer.decode(ids) for ids in words} == {"Paris", " Paris"}
 
 
@@ -191,14 +191,14 @@ def test_more_logprobs_than_the_engine_allows_are_refused(succ: Path, processor:
 
 def test_the_callers_parameters_are_left_alone(succ: Path) -> None:
     params = SamplingParams(logprobs=-1, seed=-1)
-    make_processor(str(succ), max_logprobs=-1).process("A", params, "r")
+    make_processor(str(succ), max_logprobs=-1).prepare("r", "A", params)
     assert params == SamplingParams(logprobs=-1)
 
 
 def test_seeds_are_the_given_ones_or_follow_from_the_engines_seed_and_the_ordinal(succ: Path) -> None:
     def seeds(engine_seed: int, given: int | None = None) -> list[int]:
         processor = make_processor(str(succ), seed=engine_seed)
-        return [processor.process("A", SamplingParams(seed=given), "r")[0].sampling.seed for _ in range(3)]
+        return [processor.prepare("r", "A", SamplingParams(seed=given)).choices[0].sampling.seed for _ in range(3)]
 
     assert seeds(0) == seeds(0) != seeds(1)
     assert len(set(seeds(0))) == 3
@@ -210,7 +210,7 @@ def test_seeds_are_the_given_ones_or_follow_from_the_engines_seed_and_the_ordina
 
 
 def test_n_choices_share_prompt_and_seed_and_differ_in_index_and_name(processor: InputProcessor) -> None:
-    requests = processor.process("AB", SamplingParams(n=4, seed=7, prompt_logprobs=2), "mine", priority=3)
+    requests = processor.prepare("mine", "AB", SamplingParams(n=4, seed=7, prompt_logprobs=2), priority=3).choices
     assert [request.sampling.choice_index for request in requests] == [0, 1, 2, 3]
     assert {request.sampling.seed for request in requests} == {7}
     assert {request.priority for request in requests} == {3}
@@ -220,21 +220,21 @@ def test_n_choices_share_prompt_and_seed_and_differ_in_index_and_name(processor:
 
 
 def test_an_id_may_be_used_twice(processor: InputProcessor) -> None:
-    ids = {processor.process("A", SamplingParams(), "same")[0].request_id for _ in range(10)}
+    ids = {processor.prepare("same", "A", SamplingParams()).choices[0].request_id for _ in range(10)}
     assert len(ids) == 10
     assert all(re.fullmatch(r"same-[0-9a-f]{8}", request_id) for request_id in ids)
 
 
 def test_salt_priority_and_arrival_are_carried(processor: InputProcessor) -> None:
     prompt: Any = {"prompt": "A", "cache_salt": "s", "priority": -2}
-    (request,) = processor.process(prompt, SamplingParams(), "r", priority=5, arrival_time=12.5)
+    (request,) = processor.prepare("r", prompt, SamplingParams(), priority=5, arrival_time=12.5).choices
     assert (request.cache_salt, request.priority, request.arrival_time) == ("s", -2, 12.5)
-    assert processor.process("A", SamplingParams(), "r", priority=5)[0].priority == 5
+    assert processor.prepare("r", "A", SamplingParams(), priority=5).choices[0].priority == 5
 
 
 def test_a_priority_under_fcfs_is_an_error_that_names_the_policy(succ: Path) -> None:
     processor = make_processor(str(succ), policy="fcfs")
-    assert processor.process("A", SamplingParams(), "r", priority=0)[0].priority == 0
+    assert processor.prepare("r", "A", SamplingParams(), priority=0).choices[0].priority == 0
     with pytest.raises(RequestError, match="priority 3 means nothing under the fcfs policy") as error:
-        processor.process({"prompt": "A", "priority": 3}, SamplingParams(), "r")
+        processor.prepare("r", {"prompt": "A", "priority": 3}, SamplingParams())
     assert error.value.param == "priority"

@@ -29,6 +29,7 @@ def root(succ: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("adapters")
     for seed, name in enumerate(("one", "two", "three", "broken")):
         save_tiny_adapter(folder / "allowed" / name, succ, seed=seed, size=0.4)
+    save_tiny_adapter(folder / "allowed" / "endless", succ, size=float("nan"))
     weights = folder / "allowed" / "broken" / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     save_tiny_adapter(folder / "secret", succ, seed=9)
@@ -149,6 +150,14 @@ def test_a_broken_adapter_is_told_by_file_and_tensor(adapted: RunningServer) -> 
     answer = load(adapted, "broken", "broken")
     assert answer.status_code == 400
     assert "truncated" in answer.json()["error"]["message"] and "lora_" in answer.json()["error"]["message"]
+    assert models(adapted).keys() == {MODEL, "one"}
+
+
+def test_an_adapter_that_is_not_finite_is_told_by_its_tensor(adapted: RunningServer) -> None:
+    answer = load(adapted, "endless", "endless")
+    assert answer.status_code == 400
+    message = answer.json()["error"]["message"]
+    assert "lora_A.weight': holds NaN or infinity" in message and "\n" not in message
     assert models(adapted).keys() == {MODEL, "one"}
 
 

@@ -160,18 +160,38 @@ def test_what_cannot_be_called_is_said(server: RunningServer, fields: dict[str, 
     assert server.is_alive()
 
 
-def test_a_broken_pattern_is_refused_and_an_uncommon_keyword_only_where_a_call_is_forced(server: RunningServer) -> None:
-    def tool(schema: dict[str, Any]) -> dict[str, Any]:
-        return {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": schema}}}}
+def tool_of(argument: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": argument}}}}
 
-    broken = server.client.post(CHAT, json=body_of(tools=[tool({"type": "string", "pattern": "("})]))  # TC10
+
+def test_a_broken_pattern_is_refused(server: RunningServer) -> None:  # TC10
+    broken = server.client.post(CHAT, json=body_of(tools=[tool_of({"type": "string", "pattern": "("})]))
     assert broken.status_code == 400 and "'f'" in broken.json()["error"]["message"]
-    uncommon = tool({"type": "array", "uniqueItems": True})
-    assert server.client.post(CHAT, json=body_of(tools=[uncommon], max_tokens=1)).status_code == 200
-    strict = {"type": "function", "function": {**uncommon["function"], "strict": True}}
-    for fields in ({"tools": [uncommon], "tool_choice": "required"}, {"tools": [strict]}):
+
+
+@pytest.mark.parametrize(
+    ("argument", "named"),
+    [
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"type": "string", "format": "iri"}, "iri"),
+        ({"type": "string", "pattern": "a(?=b)"}, "look-around"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),
+        ({"type": "object", "patternProperties": {"a": {"type": "string"}, "b": {"type": "null"}}}, "disjoint"),
+        ({"type": "string", "minLength": 1_000_000}, "1,000,000"),
+        ({"type": "string", "pattern": "(a{1,900}){1,900}"}, "810,000"),
+        ({"type": "integer", "multipleOf": 86_400}, "multipleOf 86400"),
+        ({"$ref": "http://127.0.0.1:1/a"}, "http://127.0.0.1:1/a"),
+    ],
+)
+def test_what_no_grammar_can_hold_to_is_refused_only_where_a_call_is_forced(
+    server: RunningServer, argument: dict[str, Any], named: str
+) -> None:
+    tool = tool_of(argument)
+    assert server.client.post(CHAT, json=body_of(tools=[tool], max_tokens=1)).status_code == 200
+    strict = {"type": "function", "function": {**tool["function"], "strict": True}}
+    for fields in ({"tools": [tool], "tool_choice": "required"}, {"tools": [strict]}):
         held = server.client.post(CHAT, json=body_of(**fields))
-        assert held.status_code == 400 and "uniqueItems" in held.json()["error"]["message"]
+        assert held.status_code == 400 and named in held.json()["error"]["message"], held.text
 
 
 def test_strict_tools_hold_calls_of_the_models_own_choice() -> None:

@@ -82,38 +82,8 @@ class BlockSizes(NamedTuple):
     hash: int
 
 
-def plan_kv_cache(  # noqa: PLR0913 - the one call that joins facts from five places; the parts take KVCacheLimits
-    specs: Mapping[str, AnyKVCacheSpec],
-    *,
-    available_bytes: int,
-    max_model_len: int | None,
-    model_max_len: int,
-    max_num_batched_tokens: int,
-    block_size: int | None = None,
-    preferred_block_sizes: Sequence[int] = (),
-    num_blocks_override: int | None = None,
-    enable_caching: bool = True,
-    disable_hybrid: bool = False,
-    shared_layers: Mapping[str, str] | None = None,
-    drafter_specs: Mapping[str, AnyKVCacheSpec] | None = None,
-) -> KVCacheConfig:
-    """Plan the cache of a single rank; see ``plan_kv_caches`` and ``KVCacheLimits``."""
-    limits = KVCacheLimits(
-        max_model_len=max_model_len,
-        model_max_len=model_max_len,
-        max_num_batched_tokens=max_num_batched_tokens,
-        block_size=block_size,
-        preferred_block_sizes=preferred_block_sizes,
-        num_blocks_override=num_blocks_override,
-        enable_caching=enable_caching,
-        disable_hybrid=disable_hybrid,
-    )
-    rank = RankNeeds(
-        specs=specs,
-        available_bytes=available_bytes,
-        shared_layers=shared_layers or {},
-        drafter_specs=drafter_specs or {},
-    )
+def plan_kv_cache(rank: RankNeeds, limits: KVCacheLimits) -> KVCacheConfig:
+    """Plan the cache of a single rank; see ``plan_kv_caches``."""
     return plan_kv_caches([rank], limits)[0]
 
 

@@ -12,187 +12,35 @@ from starlette.responses import Response
 from octavo.frontend.async_llm import AsyncLLM
 from octavo.frontend.input_processor import PreparedRequest
 from octavo.server.answer_parts import Part, PartsOfAnswer
-from octavo.server.api_error import ApiError
 from octavo.server.context import ServerContext, request_id_of
-from octavo.server.conversation import conversation_ids
 from octavo.server.dialect import AnswerPlan, AnswerReader
+from octavo.server.openai.chat_input import chat_params, chat_prompt, chat_tools, check_unsupported
+from octavo.server.openai.chat_words import (
+    CalledFunction,
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatCompletion,
+    ChatCompletionRequest,
+    ChatLogprobs,
+    ChatMessage,
+    Delta,
+    ShownPosition,
+    ShownToken,
+    ToolCall,
+    ToolCallDelta,
+)
 from octavo.server.openai.generation import (
-    FINGERPRINT,
     LOWEST_LOGPROB,
-    GenerationRequest,
     Timings,
     TokenNames,
     Usage,
     UsageCounter,
-    sampling_params,
-    truncated,
 )
-from octavo.server.openai.response_format import asked_shape
 from octavo.server.openai.streaming import ended, frame, run_one
 from octavo.server.output_events import CallArguments, CallBegins, Content, Reasoning
 from octavo.server.responses import EventStream, json_response, unless_gone
-from octavo.server.tool_use import ToolUse, openai_tool_use, openai_tools
-from octavo.words.inputs import TokensPrompt
 from octavo.words.outputs import CompletionOutput, Logprob, RequestOutput
-from octavo.words.sampling_params import SamplingParams
-
-MESSAGE_KEYS = frozenset(
-    {
-        "role", "content", "name", "tool_calls", "tool_call_id", "function_call", "refusal", "audio", "annotations",
-        "reasoning_content", "reasoning", "thinking",
-    }
-)  # fmt: skip
-
-
-class ChatCompletionRequest(GenerationRequest, kw_only=True):
-    """The body of a request."""
-
-    model: str
-    messages: Any
-    max_completion_tokens: int | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    response_format: Any = None
-    tools: list[Any] | None = None
-    tool_choice: Any = None
-    parallel_tool_calls: bool | None = None
-    functions: list[Any] | None = None
-    function_call: Any = None
-    modalities: list[str] | None = None
-    store: bool | None = None
-    metadata: dict[str, Any] | None = None
-    service_tier: str | None = None
-    reasoning_effort: str | None = None
-    verbosity: str | None = None
-    prompt_cache_key: str | None = None
-    safety_identifier: str | None = None
-
-    echo: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    chat_template: str | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-
-
-class ShownToken(msgspec.Struct, kw_only=True):
-    """A token with its log-probability, its text and its bytes."""
-
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class ShownPosition(ShownToken, kw_only=True):
-    """A token that was chosen, and the likeliest ones in its place."""
-
-    top_logprobs: list[ShownToken]
-
-
-class ChatLogprobs(msgspec.Struct, kw_only=True):
-    """One entry per token of the answer."""
-
-    content: list[ShownPosition]
-    refusal: None = None
-
-
-class CalledFunction(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A function by its name, and its arguments as JSON text; in a stream what is new of them."""
-
-    name: str | msgspec.UnsetType = msgspec.UNSET
-    arguments: str
-
-
-class ToolCall(msgspec.Struct, kw_only=True):
-    """A call that the model asks for."""
-
-    id: str
-    type: str = "function"
-    function: CalledFunction
-
-
-class ToolCallDelta(msgspec.Struct, kw_only=True):
-    """What is new of the call with this index; id and name come once."""
-
-    index: int
-    id: str | msgspec.UnsetType = msgspec.UNSET
-    type: str | msgspec.UnsetType = msgspec.UNSET
-    function: CalledFunction
-
-
-class ChatMessage(msgspec.Struct, kw_only=True):
-    """An answer."""
-
-    role: str = "assistant"
-    content: str | None
-    refusal: str | None = None
-    annotations: list[Any] = []
-    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
-    tool_calls: list[ToolCall] | msgspec.UnsetType = msgspec.UNSET
-
-
-class ChatChoice(msgspec.Struct, kw_only=True):
-    """One answer among n."""
-
-    index: int
-    message: ChatMessage
-    logprobs: ChatLogprobs | None
-    finish_reason: str | None
-    stop_reason: int | str | None = None
-    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-
-
-class ChatCompletion(msgspec.Struct, kw_only=True):
-    """The whole answer."""
-
-    id: str
-    object: str = "chat.completion"
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: Usage
-    system_fingerprint: str = FINGERPRINT
-    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-    prompt_logprobs: list[dict[int, Logprob] | None] | msgspec.UnsetType = msgspec.UNSET
-    timings: Timings | None | msgspec.UnsetType = msgspec.UNSET
-
-
-class Delta(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What is new of a message."""
-
-    role: str | None = None
-    content: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[ToolCallDelta] = []
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether it says nothing."""
-        return not (self.role or self.content or self.reasoning_content or self.tool_calls)
-
-
-class ChatChunkChoice(msgspec.Struct, kw_only=True):
-    """What is new of one answer."""
-
-    index: int
-    delta: Delta
-    logprobs: ChatLogprobs | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | None | msgspec.UnsetType = msgspec.UNSET
-    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-
-
-class ChatChunk(msgspec.Struct, kw_only=True):
-    """One event of a stream."""
-
-    id: str
-    object: str = "chat.completion.chunk"
-    created: int
-    model: str
-    choices: list[ChatChunkChoice]
-    usage: Usage | None | msgspec.UnsetType = msgspec.UNSET
-    system_fingerprint: str = FINGERPRINT
-    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
-    timings: Timings | None | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatCompletions:
@@ -408,76 +256,3 @@ class _ChoiceText:
             reasoning_content=msgspec.UNSET if thoughts is None else thoughts,
             tool_calls=shown or msgspec.UNSET,
         )
-
-
-def check_unsupported(body: ChatCompletionRequest) -> None:
-    """Refuse clearly what cannot be done."""
-    if body.functions:
-        raise ApiError(400, "functions are not possible; use tools.", param="functions")
-    if body.modalities not in (None, ["text"]):
-        raise ApiError(400, 'modalities can be ["text"] only.', param="modalities")
-    if body.echo:
-        raise ApiError(400, "echo is not possible in a chat; use /v1/completions.", param="echo")
-    if body.chat_template is not None:
-        raise ApiError(400, "a chat_template is not taken from a request.", param="chat_template")
-
-
-def chat_tools(body: ChatCompletionRequest) -> ToolUse:
-    """What the request says of tools. Raises ApiError."""
-    functions = openai_tools(body.tools, lambda tool: tool.get("function"))
-    return openai_tool_use(functions, body.tool_choice, body.parallel_tool_calls, _named_function)
-
-
-def _named_function(choice: Mapping[str, Any]) -> Any:
-    function = choice.get("function")
-    return function.get("name") if isinstance(function, Mapping) else None
-
-
-async def chat_prompt(body: ChatCompletionRequest, context: ServerContext, tools: ToolUse) -> TokensPrompt:
-    """The conversation as tokens. Raises RequestError naming the message that is wrong."""
-    llm = context.llm
-    keys: set[str] = set()
-    if isinstance(body.messages, list):
-        keys.update(*(message for message in body.messages if isinstance(message, dict)))
-    context.bodies.warn_of(f"messages[].{key}" for key in keys - MESSAGE_KEYS)
-    ids = await conversation_ids(
-        llm,
-        body.messages,
-        tools=tools.for_template,
-        continues=bool(body.continue_final_message),
-        adds=body.add_generation_prompt,
-        **template_options(body),
-    )
-    prompt: TokensPrompt = {"prompt_token_ids": truncated(ids, body, llm.info.max_model_len)}
-    if body.cache_salt is not None:
-        prompt["cache_salt"] = body.cache_salt
-    return prompt
-
-
-def template_options(body: ChatCompletionRequest) -> dict[str, Any]:
-    """Variables of the template that a request sets; reserved names are refused before they could be arguments."""
-    options = dict(body.chat_template_kwargs or {})
-    reserved = {"tools", "messages", "add_generation_prompt", "continue_final_message", "self"} & options.keys()
-    if reserved:
-        names = ", ".join(sorted(reserved))
-        raise ApiError(400, f"chat_template_kwargs may not hold {names}.", param="chat_template_kwargs")
-    if body.reasoning_effort is not None:
-        options.setdefault("reasoning_effort", body.reasoning_effort)
-    return options
-
-
-def chat_params(body: ChatCompletionRequest, defaults: SamplingParams) -> SamplingParams:
-    """Sampling parameters of a chat; ``max_completion_tokens`` goes before ``max_tokens``, its old name."""
-    if body.top_logprobs is not None and not body.logprobs:
-        raise ApiError(400, "top_logprobs needs logprobs to be true.", param="top_logprobs")
-    if (body.top_logprobs or 0) < 0:
-        raise ApiError(400, "top_logprobs must be at least 0.", param="top_logprobs")
-    most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
-    if most is not None and most < 1:
-        raise ApiError(400, f"{name} must be at least 1.", param=name)
-    logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    own: dict[str, Any] = {"max_tokens": most, "logprobs": logprobs}
-    if body.response_format is not None:
-        own["structured_outputs"] = asked_shape("response_format", body.response_format, body.structured_outputs)
-    return sampling_params(body, defaults, **own)

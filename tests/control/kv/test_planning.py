@@ -39,8 +39,11 @@ def plan(specs, num_blocks=1000, **options):
     """Plan with memory for ``num_blocks`` blocks of ``PAGE`` bytes in every layer."""
     shared = options.get("shared_layers", {})
     memory = num_blocks * PAGE * len([name for name in specs if name not in shared])
-    defaults = {"available_bytes": memory, "max_model_len": 100, "model_max_len": 4096, "max_num_batched_tokens": 2048}
-    return plan_kv_cache(specs, **{**defaults, **options})
+    ranks = ("available_bytes", "shared_layers", "drafter_specs")
+    of_rank = {name: options.pop(name) for name in ranks if name in options}
+    rank = RankNeeds(specs=specs, **{"available_bytes": memory, **of_rank})
+    defaults = {"max_model_len": 100, "model_max_len": 4096, "max_num_batched_tokens": 2048}
+    return plan_kv_cache(rank, KVCacheLimits(**{**defaults, **options}))
 
 
 def gemma_like(num_sliding=15, num_full=3):

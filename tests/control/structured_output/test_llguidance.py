@@ -136,10 +136,16 @@ def test_additional_properties_can_be_closed(backend: LLGuidanceBackend) -> None
         ({"json": {"type": "object", "properties": []}}, "properties"),
         ({"json": {"$ref": "#/nope"}}, "/nope"),
         ({"json": "7"}, "object schema"),
+        ({"json": False}, "no value satisfies the schema false; give true or {}"),
+        ({"json": "false"}, "no value satisfies the schema false"),
+        ({"json": {"oneOf": [{"type": "integer"}, {"type": "number"}]}}, "branches of a oneOf may overlap; use anyOf"),
+        ({"json": {"multipleOf": 1_000_003}}, "multipleOf 1000003"),
+        ({"json": {"type": "string", "format": "iri"}}, "iri"),
+        ({"json": {"$ref": "http://127.0.0.1:1/schema"}}, "http://127.0.0.1:1/schema"),
         ({"json": "{"}, "line 1"),
         ({"json": {"not": {}}}, "not"),
         ({"json": NESTED}, "nested"),
-        ({"json": {"enum": ["x" * MAX_GRAMMAR_BYTES]}}, "bytes long"),
+        ({"json": {"enum": [f"{i:01000}" for i in range(MAX_GRAMMAR_BYTES // 1000)]}}, "bytes long"),
         ({"regex": "((("}, "unclosed"),
         ({"regex": r"a(?=b)"}, "look"),
         ({"grammar": "no rules here"}, "grammar"),
@@ -176,6 +182,52 @@ def test_a_refusal_is_one_line_that_says_what_to_do(
         backend.compile(given)
     assert named in str(caught.value) and "\n" not in str(caught.value)
     assert caught.value.param == "structured_outputs"
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"regex": "a{1000000}"},
+        {"regex": "x?(a{1000}){1000}"},
+        {"choice": ["yes", "no" * 20_000]},
+        {"json": {"type": "string", "pattern": "^a{1000000}$"}},
+        {"json": {"type": "string", "minLength": 10**6}},
+        {"json": json.dumps({"type": "array", "minItems": 10**9})},
+        {"json": {}, "whitespace_pattern": " {1000000}"},
+        {"grammar": 'start: "a"{1000000}'},
+        {"grammar": 'root ::= ("ab"{1000}){1000}'},
+        {"grammar": 'root ::= x{200}\nx ::= ("ab"){200}'},
+        {
+            "structural_tag": {
+                "structures": [{"begin": "<f>", "schema": {"minProperties": 10**6}, "end": "</f>"}],
+                "triggers": ["<f>"],
+            }
+        },
+    ],
+)
+def test_so08_what_nobody_could_write_out_is_refused_before_anything_is_compiled(params: dict[str, Any]) -> None:
+    with pytest.raises(
+        RequestError, match=r"^structured_outputs.*(at most|is the most).*16,384|16,384.*; (use|write)"
+    ) as caught:
+        check_grammar(StructuredOutputParams(**params))
+    assert caught.value.param == "structured_outputs" and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("schema", [True, {}, "true", "{}", {"default": 7, "x-unknown": [1]}])
+def test_a_schema_that_says_nothing_takes_any_json_value(backend: LLGuidanceBackend, schema: Any) -> None:
+    for text in ("1", '"a"', "null", "[true]", '{"a": {"b": []}}'):
+        assert accepts(backend, text, json=schema)
+    assert not accepts(backend, "1 2", json=schema) and not accepts(backend, "", json=schema)
+
+
+def test_bounds_are_whole_numbers_and_may_be_beyond_reach(backend: LLGuidanceBackend) -> None:
+    short = {"type": "string", "minLength": 1.0, "maxLength": 2.0}
+    assert [accepts(backend, text, json=short) for text in ('""', '"a"', '"abc"')] == [False, True, False]
+    for schema in ({"type": "string", "maxLength": 2**53}, {"properties": {"maxItems": {"maxLength": 1e300}}}):
+        assert accepts(backend, '"a"', json=schema) is ("type" in schema) or accepts(backend, "{}", json=schema)
+    literal = {"enum": [{"maxLength": 2**53, "minItems": 1.5}]}
+    assert accepts(backend, '{"maxLength":9007199254740992,"minItems":1.5}', json=literal)
 
 
 @pytest.mark.timeout(20)

@@ -74,7 +74,7 @@ def test_the_test_suite_of_json_schema_is_followed_as_far_as_its_schemas_can_be_
                 assert is_left_out(example, grammar, backend, instance), (example.name, instance)
             else:
                 num_followed += 1
-    assert num_followed > 550 and len(refused) <= 215
+    assert num_followed >= 595 and len(refused) <= 208
 
 
 def is_left_out(example: Example, grammar: LLGuidanceGrammar, backend: LLGuidanceBackend, instance: Any) -> bool:

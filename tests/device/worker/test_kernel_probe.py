@@ -19,8 +19,14 @@ def probe(succ: Path, monkeypatch: pytest.MonkeyPatch) -> KernelProbe:
     return KernelProbe(ready_worker(succ))
 
 
+def time_linear(probe: KernelProbe, name: str, rows: list[int], repeats: int) -> list[list[float]]:
+    """Of a kind of layer that the model holds in one format."""
+    (kind,) = (each for each in probe.linears() if each["name"] == name)
+    return probe.time_linear(name, kind["format"], rows, repeats)
+
+
 def test_row_counts_of_a_layer_are_measured_as_often_as_asked(probe: KernelProbe) -> None:
-    times = probe.time_linear("mlp.down", [1, 5, 2], 3)
+    times = time_linear(probe, "mlp.down", [1, 5, 2], 3)
     assert [len(seconds) for seconds in times] == [3, 3, 3]
     assert all(second > 0 for seconds in times for second in seconds)
 
@@ -32,7 +38,7 @@ def test_a_layer_is_called_from_python_once_however_often_it_is_measured(probe: 
         layer.register_forward_hook(lambda layer, *_: calls.append(layer))
     for kind in probe.linears():
         if kind["name"] != "lm_head":
-            probe.time_linear(kind["name"], [1, 4], 3)
+            probe.time_linear(kind["name"], kind["format"], [1, 4], 3)
     assert sorted(map(id, calls)) == sorted(map(id, layers))
 
 
@@ -40,7 +46,7 @@ def test_a_format_that_torch_multiplies_is_measured_too(probe: KernelProbe) -> N
     """Such layers split a captured step, and are called from Python there."""
     kernels = probe.worker.model.lm_head.kernels
     object.__setattr__(kernels, "lm_head", kernels.native.op("lm_head", kernels.lm_head, has_kernel=False))
-    ((second,),) = probe.time_linear("lm_head", [3], 1)
+    ((second,),) = time_linear(probe, "lm_head", [3], 1)
     assert second > 0
 
 

@@ -20,9 +20,19 @@ from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 from octavo.control.structured_output.backends.llguidance_end import EndFinder
 from octavo.control.structured_output.choice_regex import choice_regex
 from octavo.control.structured_output.closing import LONGEST_END, JsonCloser, Row
+from octavo.control.structured_output.demands import (
+    LEAST,
+    MOST,
+    MOST_COUNTED,
+    NO_SCHEMAS,
+    check_lark,
+    check_regex,
+    check_schema,
+    check_texts,
+)
 from octavo.control.structured_output.grammar import MaskRows, Way
 from octavo.tokenizer.tokenizer import TokenizerVocab
-from octavo.words.errors import RequestError
+from octavo.words.errors import RequestError, UnsupportedError
 from octavo.words.structured_outputs import StructuredOutputParams
 
 if TYPE_CHECKING:
@@ -35,6 +45,9 @@ WHITESPACE = r"[ \n\r\t]{1,4}"
 
 LIMITS = LLParserLimits(max_lexer_states=20_000, verbose_errors=False)
 ALL_ALLOWED = -1
+ENCODED_CHARACTERS = 256
+"""Of a text that must come, what a mask looks at: its first token is wanted, and that anew before each token."""
+
 DRAWN_PLACE = re.compile(r"(?: \(at [^\n]*)?\n +\d+ \|")
 
 
@@ -130,11 +143,15 @@ def check_grammar(params: StructuredOutputParams) -> None:
 
 
 def grammar_text(params: StructuredOutputParams) -> str:
-    """The constraint as llguidance reads it. Raises RequestError for one that is too big, too deep or no JSON."""
+    """The constraint as llguidance reads it. Raises RequestError for one that is too big, too deep or no JSON, or that
+    demands more text than there may be.
+    """
     try:
         text = _TEXTS[params.kind](params)
     except RequestError:
         raise
+    except UnsupportedError as error:
+        raise RequestError(_sentence(params.kind, str(error)), param="structured_outputs") from error
     except (ValueError, TypeError, KeyError, RecursionError, GbnfToLarkError) as error:
         raise _refusal(params, str(error) or type(error).__name__) from error
     if len(text) > MAX_GRAMMAR_BYTES:
@@ -144,7 +161,9 @@ def grammar_text(params: StructuredOutputParams) -> str:
 
 def _json_text(params: StructuredOutputParams) -> str:
     schema = json.loads(params.json) if isinstance(params.json, str) else params.json
-    return _schema_text(params, schema)
+    if schema is False:
+        raise UnsupportedError("no value satisfies the schema false; give true or {} for any JSON value")
+    return _schema_text(params, {} if schema is True else schema)
 
 
 def _json_object_text(params: StructuredOutputParams) -> str:
@@ -153,6 +172,8 @@ def _json_object_text(params: StructuredOutputParams) -> str:
 
 def _schema_text(params: StructuredOutputParams, schema: Any) -> str:
     _check_nesting(params, schema)
+    check_schema(schema)
+    schema = _with_whole_bounds(schema)
     if params.disable_additional_properties:
         schema = _closed(schema)
     return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_json_options(params))
@@ -161,19 +182,27 @@ def _schema_text(params: StructuredOutputParams, schema: Any) -> str:
 def _json_options(params: StructuredOutputParams) -> JsonCompileOptions:
     if params.disable_any_whitespace:
         return {"whitespace_flexible": False, "item_separator": ",", "key_separator": ":"}
+    if params.whitespace_pattern:
+        check_regex(params.whitespace_pattern)
     return {"whitespace_pattern": params.whitespace_pattern or WHITESPACE}
 
 
 def _regex_text(params: StructuredOutputParams) -> str:
-    return LLMatcher.grammar_from_regex(_unanchored(str(params.regex)))
+    regex = _unanchored(str(params.regex))
+    check_regex(regex)
+    return LLMatcher.grammar_from_regex(regex)
 
 
 def _choice_text(params: StructuredOutputParams) -> str:
-    return LLMatcher.grammar_from_regex(choice_regex(params.choice or ()))
+    texts = params.choice or ()
+    check_texts(texts)
+    return LLMatcher.grammar_from_regex(choice_regex(texts))
 
 
 def _grammar_text(params: StructuredOutputParams) -> str:
-    return LLMatcher.grammar_from_lark(any_to_lark(str(params.grammar)))
+    grammar = any_to_lark(str(params.grammar))
+    check_lark(grammar)
+    return LLMatcher.grammar_from_lark(grammar)
 
 
 def _structural_tag_text(params: StructuredOutputParams) -> str:
@@ -213,13 +242,33 @@ def _trigger_of(begin: str, triggers: Sequence[str]) -> str:
 
 def _checked_schema(params: StructuredOutputParams, schema: Any) -> dict[str, Any]:
     _check_nesting(params, schema)
-    return {**schema, "x-guidance": _json_options(params)}
+    check_schema(schema)
+    return {**_with_whole_bounds(schema), "x-guidance": _json_options(params)}
 
 
 def _unanchored(regex: str) -> str:
     """The whole text must match: anchors at the ends say what holds already."""
     start = regex[1:] if regex.startswith("^") else regex
     return start[:-1] if start.endswith("$") and not start.endswith("\\$") else start
+
+
+def _with_whole_bounds(schema: Any) -> Any:
+    """The schema with its bounds as whole numbers (2 for 2.0), and without those that no answer reaches."""
+    if isinstance(schema, list):
+        return [_with_whole_bounds(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    inner = {key: value if key in NO_SCHEMAS else _whole(key, value) for key, value in schema.items()}
+    return {key: value for key, value in inner.items() if key not in MOST or not _is_never_reached(value)}
+
+
+def _whole(key: str, value: Any) -> Any:
+    is_bound = key in (*LEAST, *MOST) and isinstance(value, float) and value.is_integer()
+    return int(value) if is_bound else _with_whole_bounds(value)
+
+
+def _is_never_reached(bound: Any) -> bool:
+    return isinstance(bound, int) and bound > MOST_COUNTED
 
 
 def _closed(schema: Any) -> Any:
@@ -255,7 +304,11 @@ def _refusal_text(kind: str, reason: str) -> str:
     if told is None:
         where = DRAWN_PLACE.search(reason)  # below its words, the library draws the place
         told = " ".join(reason[: where.start() if where else None].split()).rstrip(".") + _ADVICE.get(kind, "")
-    return f"structured_outputs.{kind} cannot be used: {told}."
+    return _sentence(kind, told)
+
+
+def _sentence(kind: str, reason: str) -> str:
+    return f"structured_outputs.{kind} cannot be used: {reason}."
 
 
 _REASONS = {
@@ -264,6 +317,9 @@ _REASONS = {
     "lexer error: too many": "its regular expressions take too many states; use fewer, or smaller repetitions",
     "Current row has": "a token can be read in too many ways; write lists as (list: list item), not (list: item list), "
     "and fewer alternatives that begin alike",
+    "oneOf constraints": "the branches of a oneOf may overlap; use anyOf, or branches that differ in type or in the "
+    "const of a required property",
+    "decimal literal invalid": "a repetition counts too far; give it no upper bound",
     "too big": "it is too big; use fewer and shorter alternatives, or smaller repetitions",
 }
 """Signs of what the library says in words of its own."""
@@ -282,5 +338,5 @@ class _Vocabulary:
         self.tokens = [vocabulary.token_bytes(token_id) for token_id in range(vocabulary.num_text_tokens)]
 
     def __call__(self, text: str | bytes) -> list[int]:
-        plain = text.decode() if isinstance(text, bytes) else text
+        plain = (text.decode() if isinstance(text, bytes) else text)[:ENCODED_CHARACTERS]
         return self._vocabulary.encode(plain, add_special_tokens=False, allow_special=False)
