@@ -5,16 +5,13 @@
 #include <cstddef>
 #include <vector>
 
+#include "result_tiles.h"
+
 namespace octavo {
 
 // Logits of fewer rows had better be stored: they stay in a cache, while looking through them between tasks holds up the
 // weights, which come from memory.
 inline constexpr std::size_t kLeastRowsOfBest = 8;
-
-// Results that one task computes: rows by columns of all, `part` counting the tasks of a row in the order of their columns.
-struct ResultTile {
-    std::size_t part, row, num_rows, column, num_columns;
-};
 
 // For any threads, each with tiles of its own.
 class BestColumns {

@@ -26,16 +26,20 @@ void rms_norm(ThreadPool& pool, const NormCall& call, std::size_t num_rows, bool
 void gated_activation(ThreadPool& pool, const ActivationCall& call, std::size_t num_rows, bool is_bfloat16) {
     activation_counter.add();
     const auto kernel = kKernels.active().gated_activation[is_bfloat16];
-    over_rows(pool, num_rows, 4 * call.width, [&](Rows rows) { kernel(call, rows); });
+    over_rows(pool, num_rows, 4 * call.width, [&](Rows rows) { kernel(call, rows, {0, call.width}); });
+}
+
+void check_places(const RopeWriteCall& call, std::size_t num_rows) {
+    check_below("position", call.positions, num_rows, 0, call.num_positions);
+    check_below("slot", call.slots, num_rows, -1, call.cache.num_blocks * call.cache.block_size);
 }
 
 void rope_write(ThreadPool& pool, const RopeWriteCall& call, std::size_t num_rows, bool is_bfloat16) {
-    check_below("position", call.positions, num_rows, 0, call.num_positions);
-    check_below("slot", call.slots, num_rows, -1, call.cache.num_blocks * call.cache.block_size);
+    check_places(call, num_rows);
     rope_counter.add();
-    const auto kernel = kKernels.active().rope_write[is_bfloat16][static_cast<std::size_t>(call.cache.type)];
+    const auto kernel = rope_write_kernel(kKernels.active(), call, is_bfloat16);
     const std::size_t heads = static_cast<std::size_t>(call.num_heads) + 2 * call.num_kv_heads;
-    over_rows(pool, num_rows, heads * call.head_size, [&](Rows rows) { kernel(call, rows); });
+    over_rows(pool, num_rows, heads * call.head_size, [&](Rows rows) { kernel(call, rows, {0, heads}); });
 }
 
 void softcap(ThreadPool& pool, float* numbers, std::size_t count, float cap) {

@@ -14,6 +14,7 @@ void scale(ThreadPool& pool, void* numbers, std::size_t num_rows, std::size_t wi
 void softcap(ThreadPool& pool, float* numbers, std::size_t count, float cap);
 
 // Throws std::out_of_range for a position or a slot that is not there.
+void check_places(const RopeWriteCall& call, std::size_t num_rows);
 void rope_write(ThreadPool& pool, const RopeWriteCall& call, std::size_t num_rows, bool is_bfloat16);
 
 // Throws std::out_of_range for a token that has no row.

@@ -164,33 +164,33 @@ PackedLinear::Tasks PackedLinear::tasks_of(ThreadPool& pool, const void* x, std:
             .panel_columns = panel_columns()};
 }
 
-void PackedLinear::run(ThreadPool& pool, const void* x, NumberType x_type, std::size_t num_rows, NumberType out_type,
-                       void* out) const {
-    if (x_type != type_ || (out_type != type_ && out_type != NumberType::float32)) throw_other_type();
+void PackedLinear::run(ThreadPool& pool, Activations x, std::size_t num_rows, NumberType out_type, void* out,
+                       const TileStored& stored) const {
+    if (gated_ && stored) throw std::invalid_argument("tiles of a gated matrix are not of its columns in their order");
+    if (!takes(x) || (out_type != type_ && out_type != NumberType::float32)) throw_other_type();
     linear_counter.add(isa_);
     const LinearKernel kernel = type_ == NumberType::float32      ? kernels_.float32
                                 : out_type == NumberType::float32 ? kernels_.bfloat16_float32
                                                                   : kernels_.bfloat16;
-    run_kernel(pool, kernel, x, num_rows, {.out = out, .out_stride = num_columns()}, out_type);
+    run_kernel(pool, kernel, x.data, num_rows, {.out = out, .out_stride = num_columns()}, out_type, stored);
 }
 
-void PackedLinear::run_gated(ThreadPool& pool, const void* x, NumberType x_type, std::size_t num_rows,
-                             Activation activation, void* out) const {
-    if (!gated_) return PackedMatrix::run_gated(pool, x, x_type, num_rows, activation, out);
-    if (x_type != type_) throw_other_type();
+void PackedLinear::run_gated(ThreadPool& pool, Activations x, std::size_t num_rows, Activation activation,
+                             Activations out) const {
+    if (!gated_) return PackedMatrix::run_gated(pool, x, num_rows, activation, out);
+    if (!takes(x) || !takes(out)) throw_other_type();
     gated_counter.add(isa_);
     const LinearKernel kernel = type_ == NumberType::float32 ? kernels_.gated_float32 : kernels_.gated_bfloat16;
-    run_kernel(pool, kernel, x, num_rows, {.out = out, .out_stride = num_columns() / 2, .activation = activation},
-               type_);
+    run_kernel(pool, kernel, x.data, num_rows, {.out = out.data, .out_stride = num_columns() / 2, .activation = activation},
+               type_, {});
 }
 
-void PackedLinear::run_best(ThreadPool& pool, const void* x, NumberType x_type, std::size_t num_rows, float softcap,
-                            double* best) const {
-    if (x_type != type_ || gated_) throw_other_type();
+void PackedLinear::run_best(ThreadPool& pool, Activations x, std::size_t num_rows, float softcap, double* best) const {
+    if (!takes(x) || gated_) throw_other_type();
     if (num_rows == 0) return;
     linear_counter.add(isa_);
     const LinearKernel kernel = type_ == NumberType::float32 ? kernels_.float32 : kernels_.bfloat16_float32;
-    const Tasks tasks = tasks_of(pool, x, num_rows, {});
+    const Tasks tasks = tasks_of(pool, x.data, num_rows, {});
     BestColumns found(num_rows, tasks.panel_tasks, softcap);
     tasks.run(pool, [&](LinearTask part, const ResultTile& tile) {
         float* room = BestColumns::room(tile);
@@ -204,11 +204,12 @@ void PackedLinear::run_best(ThreadPool& pool, const void* x, NumberType x_type, 
 
 // `task` says where results go.
 void PackedLinear::run_kernel(ThreadPool& pool, LinearKernel kernel, const void* x, std::size_t num_rows,
-                              LinearTask task, NumberType out_type) const {
+                              LinearTask task, NumberType out_type, const TileStored& stored) const {
     if (num_rows == 0) return;
     tasks_of(pool, x, num_rows, task).run(pool, [&](LinearTask part, const ResultTile& tile) {
         part.out = static_cast<char*>(task.out) + tile.row * task.out_stride * item_bytes(out_type);
         kernel(part);
+        if (stored) stored(tile);
     });
 }
 

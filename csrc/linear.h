@@ -21,12 +21,11 @@ public:
                  std::size_t k, bool gated);
 
     // Sums are float32, in ascending k; rounded once, after the bias.
-    void run(ThreadPool& pool, const void* x, NumberType x_type, std::size_t num_rows, NumberType out_type,
-             void* out) const override;
-    void run_best(ThreadPool& pool, const void* x, NumberType x_type, std::size_t num_rows, float softcap,
-                  double* best) const override;
-    void run_gated(ThreadPool& pool, const void* x, NumberType x_type, std::size_t num_rows, Activation activation,
-                   void* out) const override;
+    void run(ThreadPool& pool, Activations x, std::size_t num_rows, NumberType out_type, void* out,
+             const TileStored& stored) const override;
+    void run_best(ThreadPool& pool, Activations x, std::size_t num_rows, float softcap, double* best) const override;
+    void run_gated(ThreadPool& pool, Activations x, std::size_t num_rows, Activation activation,
+                   Activations out) const override;
     void unpack_rows(ThreadPool& pool, const std::int64_t* ids, std::size_t num_ids, NumberType out_type,
                      void* out) const override;
     std::size_t bytes() const override { return panels_.bytes() + bias_.size() * sizeof(float); }
@@ -38,6 +37,7 @@ private:
         std::size_t first, count;
     };
 
+    bool takes(Activations x) const { return x.type == type_ && !x.quantized; }
     std::size_t panel_columns() const { return kernels_.panel_columns; }
     std::size_t panel_bytes() const;
     std::size_t num_panels() const;
@@ -45,7 +45,7 @@ private:
     char* panel(std::size_t index) const { return panels_.data() + index * panel_bytes(); }
     std::vector<float> padded_bias(const void* bias) const;
     void run_kernel(ThreadPool& pool, LinearKernel kernel, const void* x, std::size_t num_rows, LinearTask task,
-                    NumberType out_type) const;
+                    NumberType out_type, const TileStored& stored) const;
 
     // How rows and panels are shared out, and what of `task` all tasks have in common.
     struct Tasks;

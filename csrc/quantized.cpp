@@ -8,6 +8,7 @@
 #include "dequantize.h"
 #include "isa.h"
 #include "quantized_panel.h"
+#include "quantized_rows.h"
 
 namespace octavo {
 namespace {
@@ -23,8 +24,7 @@ KernelCounter counters[kNumWeightFormats] = {
 
 constexpr std::size_t kTaskBytes = 64 << 10;  // of weights, at most: some microseconds, so that threads end together
 constexpr std::size_t kLeastTaskBytes = 24 << 10;
-constexpr std::size_t kRowsAtOnce = 64;       // of inputs, as in the kernel
-constexpr std::size_t kQuantizedAtOnce = 8;   // rows
+constexpr std::size_t kRowsAtOnce = QuantizedRows::kRowsOfBlock;
 
 std::size_t index_of(WeightFormat format) { return static_cast<std::size_t>(format); }
 
@@ -193,6 +193,8 @@ QuantizedMatrix::QuantizedMatrix(ThreadPool& pool, std::size_t k, const std::vec
 
 QuantizedMatrix::~QuantizedMatrix() = default;
 
+std::size_t QuantizedMatrix::quantized_row_bytes() const { return QuantizedRows::row_bytes(k()); }
+
 std::size_t QuantizedMatrix::bytes() const {
     std::size_t sum = panels_.bytes();
     for (const auto& part : parts_) sum += part->biases.size() * sizeof(float);
@@ -206,22 +208,16 @@ std::size_t QuantizedMatrix::num_column_tasks() const {
 }
 
 template <class Put>
-void QuantizedMatrix::run_tiles(ThreadPool& pool, const void* x, NumberType x_type, std::size_t num_rows,
-                                NumberType out_type, const Put& put) const {
+void QuantizedMatrix::run_tiles(ThreadPool& pool, Activations x, std::size_t num_rows, NumberType out_type,
+                                const Put& put) const {
     for (const auto& part : parts_) counters[index_of(part->format)].add();
     if (num_rows == 0) return;
     const QuantizedKernels& kernels = kKernels.active();
-    ActivationGroup* inputs = scratch(num_rows * num_groups());
-    pool.run(divide_up(num_rows, kQuantizedAtOnce), [&](std::size_t task, int) {
-        const std::size_t end = std::min(num_rows, (task + 1) * kQuantizedAtOnce);
-        for (std::size_t row = task * kQuantizedAtOnce; row < end; ++row) {
-            if (x_type == NumberType::float32) {
-                kernels.quantize_float32(static_cast<const float*>(x) + row * k(), k(), inputs + row, num_rows);
-            } else {
-                kernels.quantize_bfloat16(static_cast<const std::uint16_t*>(x) + row * k(), k(), inputs + row, num_rows);
-            }
-        }
-    });
+    QuantizedRows inputs{static_cast<ActivationGroup*>(x.data), num_rows, k()};
+    if (!x.quantized) {
+        inputs.data = scratch(num_rows * num_groups());
+        quantize_rows(pool, x.data, x.type, inputs);
+    }
     const std::size_t column_tasks = num_column_tasks();
     const auto run_task = [&](std::size_t number, int) {
         const std::size_t row = number / column_tasks * kRowsAtOnce;
@@ -229,8 +225,8 @@ void QuantizedMatrix::run_tiles(ThreadPool& pool, const void* x, NumberType x_ty
         auto part = parts_.begin();
         while (of_part >= (*part)->num_tasks()) of_part -= (*part++)->num_tasks();
         QuantizedTask task = (*part)->task(of_part);
-        task.x = inputs + row;
-        task.x_stride = num_rows;
+        task.x = inputs.first_group(row);
+        task.x_stride = inputs.stride(row);
         task.num_rows = std::min(kRowsAtOnce, num_rows - row);
         const std::size_t column = (*part)->first_column + (*part)->num_columns - task.num_columns;
         const std::size_t columns = std::min(task.num_panels * kQuantizedColumns, task.num_columns);
@@ -245,18 +241,19 @@ void QuantizedMatrix::run_tiles(ThreadPool& pool, const void* x, NumberType x_ty
     pool.run(column_tasks * divide_up(num_rows, kRowsAtOnce), run_task);
 }
 
-void QuantizedMatrix::run(ThreadPool& pool, const void* x, NumberType x_type, std::size_t num_rows, NumberType out_type,
-                          void* out) const {
-    run_tiles(pool, x, x_type, num_rows, out_type, [&](const ResultTile& tile, const auto& compute) {
+void QuantizedMatrix::run(ThreadPool& pool, Activations x, std::size_t num_rows, NumberType out_type, void* out,
+                          const TileStored& stored) const {
+    run_tiles(pool, x, num_rows, out_type, [&](const ResultTile& tile, const auto& compute) {
         const std::size_t first = tile.row * num_columns() + tile.column;
         compute(static_cast<char*>(out) + first * item_bytes(out_type), num_columns());
+        if (stored) stored(tile);
     });
 }
 
-void QuantizedMatrix::run_best(ThreadPool& pool, const void* x, NumberType x_type, std::size_t num_rows, float softcap,
+void QuantizedMatrix::run_best(ThreadPool& pool, Activations x, std::size_t num_rows, float softcap,
                                double* best) const {
     BestColumns found(num_rows, num_column_tasks(), softcap);
-    run_tiles(pool, x, x_type, num_rows, NumberType::float32, [&](const ResultTile& tile, const auto& compute) {
+    run_tiles(pool, x, num_rows, NumberType::float32, [&](const ResultTile& tile, const auto& compute) {
         float* room = BestColumns::room(tile);
         compute(room, tile.num_columns);
         found.take(tile, room);

@@ -38,16 +38,16 @@ public:
     QuantizedMatrix(ThreadPool& pool, std::size_t k, const std::vector<Source>& sources, const float* bias);
     ~QuantizedMatrix() override;
 
-    void run(ThreadPool& pool, const void* x, NumberType x_type, std::size_t num_rows, NumberType out_type,
-             void* out) const override;
+    void run(ThreadPool& pool, Activations x, std::size_t num_rows, NumberType out_type, void* out,
+             const TileStored& stored) const override;
 
-    void run_best(ThreadPool& pool, const void* x, NumberType x_type, std::size_t num_rows, float softcap,
-                  double* best) const override;
+    void run_best(ThreadPool& pool, Activations x, std::size_t num_rows, float softcap, double* best) const override;
 
     // The numbers that the format's scales and integers stand for, as dequantize.h has them.
     void unpack_rows(ThreadPool& pool, const std::int64_t* ids, std::size_t num_ids, NumberType out_type,
                      void* out) const override;
 
+    std::size_t quantized_row_bytes() const override;
     std::size_t bytes() const override;
     std::span<const char> weights() const override { return {panels_.data(), panels_.bytes()}; }
 
@@ -60,8 +60,7 @@ private:
 
     // put(tile, compute) for all tiles of the product, where compute(where its results go, and their stride) makes them.
     template <class Put>
-    void run_tiles(ThreadPool& pool, const void* x, NumberType x_type, std::size_t num_rows, NumberType out_type,
-                   const Put& put) const;
+    void run_tiles(ThreadPool& pool, Activations x, std::size_t num_rows, NumberType out_type, const Put& put) const;
 
     Arena panels_;  // of the parts, one after the other
     std::vector<std::unique_ptr<Part>> parts_;

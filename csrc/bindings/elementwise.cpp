@@ -4,6 +4,8 @@
 
 #include "bindings/bindings.h"
 #include "graph.h"
+#include "qkv_rope_write.h"
+#include "quantized_rows.h"
 
 namespace nb = nanobind;
 
@@ -19,9 +21,20 @@ Launch launch_rms_norm(Address x, Address residual, Address weight, Address tota
             }};
 }
 
+Launch launch_rms_norm_quantize(Address x, Address residual, Address weight, Address total, Address out,
+                                std::size_t width, float eps, float weight_offset, bool is_bfloat16,
+                                bool residual_is_bfloat16) {
+    const NormCall call{address(x), address(residual), address(weight), address<float>(total),
+                        nullptr, width, eps, weight_offset};
+    return {"rms_norm_quantize", [=](ThreadPool& pool, StepSizes sizes) {
+                rms_norm_quantize(pool, call, number_type(is_bfloat16), number_type(residual_is_bfloat16),
+                                  {address<ActivationGroup>(out), sizes.num_rows, width});
+            }};
+}
+
 Launch launch_gated_activation(Address projected, Address out, std::size_t width, bool is_gelu_tanh, bool is_bfloat16) {
     const Activation activation = is_gelu_tanh ? Activation::gelu_tanh : Activation::silu;
-    const ActivationCall call{address(projected), address(out), width, activation};
+    const ActivationCall call{address(projected), address(out), width, width, activation};
     return {"gated_activation",
             [=](ThreadPool& pool, StepSizes sizes) { gated_activation(pool, call, sizes.num_rows, is_bfloat16); }};
 }
@@ -75,15 +88,28 @@ struct RopeWriteLayer {
 
     void set_key_offset(Address key_offset) { call.key_offset = address<const float>(key_offset); }
 
-    Launch launch(Address projected, Address positions, Address slots, Address query, bool is_bfloat16) const {
-        RopeWriteCall rows = call;
-        rows.projected = address<const float>(projected);
-        rows.positions = address<const std::int64_t>(positions);
-        rows.slots = address<const std::int64_t>(slots);
-        rows.query = address(query);
-        return {"rope_write", [rows, is_bfloat16](ThreadPool& pool, StepSizes sizes) {
-                    rope_write(pool, rows, sizes.num_rows, is_bfloat16);
+    void set_rows(Address projected, Address positions, Address slots, Address query) {
+        call.projected = address<float>(projected);
+        call.positions = address<const std::int64_t>(positions);
+        call.slots = address<const std::int64_t>(slots);
+        call.query = address(query);
+    }
+
+    Launch launch(bool is_bfloat16) const {
+        return {"rope_write", [call = call, is_bfloat16](ThreadPool& pool, StepSizes sizes) {
+                    rope_write(pool, call, sizes.num_rows, is_bfloat16);
                 }};
+    }
+
+    Launch launch_from(const PackedMatrix& weight, Address x, bool is_bfloat16, bool x_is_quantized) const {
+        const int num_columns = (call.num_heads + 2 * call.num_kv_heads) * call.head_size;
+        if (weight.num_columns() != static_cast<std::size_t>(num_columns)) {
+            throw std::invalid_argument("a projection to heads has as many columns as they have entries");
+        }
+        return {"qkv_rope_write", [=, call = call, &weight](ThreadPool& pool, StepSizes sizes) {
+                    const Activations rows{address(x), number_type(is_bfloat16), x_is_quantized};
+                    qkv_rope_write(pool, weight, rows, sizes.num_rows, call);
+                }, weight.weights()};
     }
 
     RopeWriteCall call{};
@@ -98,6 +124,10 @@ void bind_elementwise(nb::module_& m) {
           nb::arg("residual_is_bfloat16"),
           "Norm of x, or of total = residual + x where residual is not 0; all [num_rows, width], weight [width]. The\n"
           "total is float32.");
+    m.def("rms_norm_quantize", &launch_rms_norm_quantize, nb::arg("x"), nb::arg("residual"), nb::arg("weight"),
+          nb::arg("total"), nb::arg("out"), nb::arg("width"), nb::arg("eps"), nb::arg("weight_offset"),
+          nb::arg("is_bfloat16"), nb::arg("residual_is_bfloat16"),
+          "As rms_norm, and its results as a PackedMatrix of quantised weights takes them.");
     m.def("gated_activation", &launch_gated_activation, nb::arg("projected"), nb::arg("out"), nb::arg("width"),
           nb::arg("is_gelu_tanh"), nb::arg("is_bfloat16"),
           "activation(gate) * up of projected [num_rows, 2 * width]; silu or the tanh form of gelu.");
@@ -116,8 +146,11 @@ void bind_elementwise(nb::module_& m) {
         .def("set_table", &RopeWriteLayer::set_table, nb::arg("cos_sin"), nb::arg("num_positions"))
         .def("set_cache", &RopeWriteLayer::set_cache, nb::arg("cache"))
         .def("set_key_offset", &RopeWriteLayer::set_key_offset, nb::arg("key_offset"))
-        .def("launch", &RopeWriteLayer::launch, nb::arg("projected"), nb::arg("positions"), nb::arg("slots"),
-             nb::arg("query"), nb::arg("is_bfloat16"));
+        .def("set_rows", &RopeWriteLayer::set_rows, nb::arg("projected"), nb::arg("positions"), nb::arg("slots"),
+             nb::arg("query"), "Float32 [num_rows, heads * head_size], int64 [num_rows] each, and where queries go.")
+        .def("launch", &RopeWriteLayer::launch, nb::arg("is_bfloat16"), "Launch over rows that are projected.")
+        .def("launch_from", &RopeWriteLayer::launch_from, nb::arg("weight"), nb::arg("x"), nb::arg("is_bfloat16"),
+             nb::arg("x_is_quantized"), nb::keep_alive<0, 2>(), "Launch that makes `projected` of x [num_rows, k], and goes on with each head in a cache.");
 }
 
 }  // namespace octavo

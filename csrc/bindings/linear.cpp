@@ -28,29 +28,31 @@ void construct(PackedLinear* self, ThreadPool& pool, std::string_view dtype, std
     new (self) PackedLinear(pool, type, address(weight), address(bias), num_columns, k, gated);
 }
 
-Launch project(const PackedMatrix& self, std::uintptr_t x, bool x_is_bfloat16, std::uintptr_t out,
+Launch project(const PackedMatrix& self, Address x, bool x_is_bfloat16, bool x_is_quantized, Address out,
                bool out_is_bfloat16) {
     return {"linear", [=, &self](ThreadPool& pool, StepSizes sizes) {
-                self.run(pool, address(x), number_type(x_is_bfloat16), sizes.num_rows, number_type(out_is_bfloat16),
-                         address(out));
+                self.run(pool, {address(x), number_type(x_is_bfloat16), x_is_quantized}, sizes.num_rows,
+                         number_type(out_is_bfloat16), address(out));
             },
             self.weights()};
 }
 
 Launch best(const PackedMatrix& self, std::uintptr_t x, bool x_is_bfloat16, float softcap, std::uintptr_t out) {
     return {"linear_best", [=, &self](ThreadPool& pool, StepSizes sizes) {
-                self.run_best(pool, address(x), number_type(x_is_bfloat16), sizes.num_rows, softcap,
+                self.run_best(pool, {address(x), number_type(x_is_bfloat16)}, sizes.num_rows, softcap,
                               static_cast<double*>(address(out)));
             },
             self.weights()};
 }
 
-Launch gate(const PackedMatrix& self, std::uintptr_t x, bool is_bfloat16, bool is_gelu_tanh, std::uintptr_t out) {
+Launch gate(const PackedMatrix& self, Address x, bool is_bfloat16, bool x_is_quantized, bool is_gelu_tanh, Address out,
+            bool out_is_quantized) {
     if (self.num_columns() % 2) throw std::invalid_argument("a gated matrix has as many gates as other columns");
     const Activation activation = is_gelu_tanh ? Activation::gelu_tanh : Activation::silu;
     return {"linear_gated", [=, &self](ThreadPool& pool, StepSizes sizes) {
-                self.run_gated(pool, address(x), number_type(is_bfloat16), sizes.num_rows, activation,
-                               address(out));
+                const NumberType type = number_type(is_bfloat16);
+                self.run_gated(pool, {address(x), type, x_is_quantized}, sizes.num_rows, activation,
+                               {address(out), type, out_is_quantized});
             },
             self.weights()};
 }
@@ -78,7 +80,10 @@ void bind_linear(nb::module_& m) {
         .def_prop_ro("num_columns", &PackedMatrix::num_columns)
         .def_prop_ro("k", &PackedMatrix::k)
         .def_prop_ro("bytes", &PackedMatrix::bytes, "Memory it holds.")
-        .def("project", &project, nb::arg("x"), nb::arg("x_is_bfloat16"), nb::arg("out"), nb::arg("out_is_bfloat16"),
+        .def_prop_ro("quantized_row_bytes", &PackedMatrix::quantized_row_bytes,
+                     "Of a row as rms_norm_quantize or `gate` quantise it for this one; 0: it takes numbers only.")
+        .def("project", &project, nb::arg("x"), nb::arg("x_is_bfloat16"), nb::arg("x_is_quantized"),
+             nb::arg("out"), nb::arg("out_is_bfloat16"),
              nb::keep_alive<0, 1>(),
              "Launch of x [num_rows, k] -> out [num_rows, num_columns], float32 or bfloat16 each. It raises ValueError\n"
              "for types the format does not take.")
@@ -86,9 +91,10 @@ void bind_linear(nb::module_& m) {
              nb::keep_alive<0, 1>(),
              "Launch of x [num_rows, k] -> float64 [num_rows, 2]: a row's largest result as float32, NaN where any is, and\n"
              "the lowest column that has it. softcap c: of c * tanh(z / c); 0: as they are.")
-        .def("gate", &gate, nb::arg("x"), nb::arg("is_bfloat16"), nb::arg("is_gelu_tanh"), nb::arg("out"),
-             nb::keep_alive<0, 1>(),
-             "Launch of x [num_rows, k] -> activation(gate) * up, [num_rows, num_columns / 2] of the same type.")
+        .def("gate", &gate, nb::arg("x"), nb::arg("is_bfloat16"), nb::arg("x_is_quantized"),
+             nb::arg("is_gelu_tanh"), nb::arg("out"), nb::arg("out_is_quantized"), nb::keep_alive<0, 1>(),
+             "Launch of x [num_rows, k] -> activation(gate) * up, [num_rows, num_columns / 2] of the same type, or\n"
+             "quantised for who multiplies them next.")
         .def("unpack_rows", &unpack_rows, nb::arg("ids"), nb::arg("out"), nb::arg("is_bfloat16"), nb::keep_alive<0, 1>(),
              "Launch of rows of the weight, by int64 number. It raises IndexError for one there is not.");
     nb::class_<PackedLinear, PackedMatrix>(m, "PackedLinear", "Float32 or bfloat16 weights.")

@@ -52,14 +52,13 @@ void rms_norm(const NormCall& call, Rows rows) {
 // ---- Activations ----
 
 template <class T>
-void gated_activation(const ActivationCall& call, Rows rows) {
-    const std::size_t width = call.width;
+void gated_activation(const ActivationCall& call, Rows rows, Entries entries) {
     for (std::size_t row = rows.first; row < rows.last; ++row) {
-        const T* gate = static_cast<const T*>(call.projected) + row * 2 * width;
-        T* out = static_cast<T*>(call.out) + row * width;
-        for_lanes(width, [&](std::size_t i, int count) {
+        const T* gate = static_cast<const T*>(call.projected) + row * 2 * call.width + entries.first;
+        T* out = static_cast<T*>(call.out) + row * call.out_stride + entries.first;
+        for_lanes(entries.last - entries.first, [&](std::size_t i, int count) {
             const Lanes active = activate(load_some(gate + i, count), call.activation);
-            store_some(out + i, active * load_some(gate + width + i, count), count);
+            store_some(out + i, active * load_some(gate + call.width + i, count), count);
         });
     }
 }
@@ -136,34 +135,45 @@ OCTAVO_INLINE void subtract(const float* offset, int head_size, float* head) {
     });
 }
 
-template <class T, class Cache>
-OCTAVO_INLINE void write_key_value(const RopeWriteCall& call, const float* keys, std::int64_t position,
-                                   std::int64_t slot) {
-    const int size = call.head_size, token = static_cast<int>(slot % call.cache.block_size);
-    const float* values = keys + static_cast<std::size_t>(call.num_kv_heads) * size;
-    float key[kMaxHeadSize];
-    for (int head = 0; head < call.num_kv_heads; ++head) {
-        turn_head(call, keys + head * size, static_cast<const T*>(call.k_norm), position, key);
-        if (call.key_offset) subtract(call.key_offset + head * size, size, key);
-        const auto strip = strip_of<Cache>(call.cache, slot / call.cache.block_size, head, token);
-        write_token(strip, token % kKeysPerStrip, key, values + head * size);
-    }
+template <class T>
+OCTAVO_INLINE void write_query(const RopeWriteCall& call, std::size_t row, std::size_t head, const float* projected) {
+    float turned[kMaxHeadSize];
+    turn_head(call, projected, static_cast<const T*>(call.q_norm), call.positions[row], turned);
+    store_head(turned, call.head_size, static_cast<T*>(call.query) + (row * call.num_heads + head) * call.head_size);
 }
 
 template <class T, class Cache>
-void rope_write(const RopeWriteCall& call, Rows rows) {
-    const std::size_t size = call.head_size, heads = call.num_heads;
-    const std::size_t width = (heads + 2 * static_cast<std::size_t>(call.num_kv_heads)) * size;
+OCTAVO_INLINE void write_key(const RopeWriteCall& call, std::size_t row, int kv_head, const float* projected) {
     float turned[kMaxHeadSize];
+    turn_head(call, projected, static_cast<const T*>(call.k_norm), call.positions[row], turned);
+    if (call.key_offset) subtract(call.key_offset + kv_head * call.head_size, call.head_size, turned);
+    const std::int64_t slot = call.slots[row];
+    store_key(strip_of_slot<Cache>(call.cache, kv_head, slot), static_cast<int>(slot % kKeysPerStrip), turned);
+}
+
+template <class Cache>
+OCTAVO_INLINE void write_value(const RopeWriteCall& call, std::size_t row, int kv_head, const float* projected) {
+    const std::int64_t slot = call.slots[row];
+    store_value(strip_of_slot<Cache>(call.cache, kv_head, slot), static_cast<int>(slot % kKeysPerStrip), projected);
+}
+
+template <class T, class Cache>
+void rope_write(const RopeWriteCall& call, Rows rows, Heads heads) {
+    const std::size_t size = call.head_size, num_heads = call.num_heads, num_kv_heads = call.num_kv_heads;
     for (std::size_t row = rows.first; row < rows.last; ++row) {
-        const float* projected = call.projected + row * width;
-        T* query = static_cast<T*>(call.query) + row * heads * size;
-        for (std::size_t head = 0; head < heads; ++head) {
-            turn_head(call, projected + head * size, static_cast<const T*>(call.q_norm), call.positions[row], turned);
-            store_head(turned, call.head_size, query + head * size);
+        const float* projected = call.projected + row * (num_heads + 2 * num_kv_heads) * size;
+        for (std::size_t head = heads.first; head < heads.last; ++head) {
+            const float* from = projected + head * size;
+            if (head < num_heads) {
+                write_query<T>(call, row, head, from);
+            } else if (call.slots[row] < 0) {
+                continue;
+            } else if (head < num_heads + num_kv_heads) {
+                write_key<T, Cache>(call, row, static_cast<int>(head - num_heads), from);
+            } else {
+                write_value<Cache>(call, row, static_cast<int>(head - num_heads - num_kv_heads), from);
+            }
         }
-        if (call.slots[row] < 0) continue;
-        write_key_value<T, Cache>(call, projected + heads * size, call.positions[row], call.slots[row]);
     }
 }
 

@@ -16,6 +16,16 @@ struct Rows {
     std::size_t first, last;
 };
 
+// Entries of each row, [first, last).
+struct Entries {
+    std::size_t first, last;
+};
+
+// Heads of each row, [first, last): queries, then keys, then values.
+struct Heads {
+    std::size_t first, last;
+};
+
 // x, residual, total, out: [num_rows, width], weight: [width], of one type; the residual's may be another. Without a
 // residual, total is not written.
 struct NormCall {
@@ -26,11 +36,12 @@ struct NormCall {
     float eps, weight_offset;
 };
 
-// projected: [num_rows, 2 * width], the gates and then what they let through; out: [num_rows, width].
+// projected: [num_rows, 2 * width], the gates and then what they let through; out: [num_rows, width], which may lie over
+// the gates.
 struct ActivationCall {
     const void* projected;
     void* out;
-    std::size_t width;
+    std::size_t width, out_stride;  // entries from one row of `out` to the next
     Activation activation;
 };
 
@@ -51,7 +62,7 @@ inline constexpr int kMaxHeadSize = 1024;
 // The norms' weights are [head_size] in the queries' type, or both null. What is stored of a key is it less key_offset
 // [num_kv_heads, head_size], unless that is null. Slot -1 is padding and stores nothing.
 struct RopeWriteCall {
-    const float* projected;
+    float* projected;
     void* query;
     const std::int64_t *positions, *slots;  // below num_positions and the cache's slots
     std::int64_t num_positions;
@@ -66,11 +77,15 @@ struct RopeWriteCall {
 
 struct ElementwiseKernels {  // [is bfloat16]
     void (*rms_norm[2][2])(const NormCall&, Rows);  // and [residual is bfloat16]
-    void (*gated_activation[2])(const ActivationCall&, Rows);
+    void (*gated_activation[2])(const ActivationCall&, Rows, Entries);
     void (*embedding[2])(const EmbeddingCall&, Rows);
-    void (*rope_write[2][kNumCacheTypes])(const RopeWriteCall&, Rows);
+    void (*rope_write[2][kNumCacheTypes])(const RopeWriteCall&, Rows, Heads);
     void (*softcap)(float* numbers, std::size_t count, float cap);
 };
+
+inline auto rope_write_kernel(const ElementwiseKernels& kernels, const RopeWriteCall& call, bool is_bfloat16) {
+    return kernels.rope_write[is_bfloat16][static_cast<std::size_t>(call.cache.type)];
+}
 
 OCTAVO_DECLARE_KERNELS(ElementwiseKernels, elementwise_kernels)
 

@@ -50,6 +50,11 @@ OCTAVO_INLINE Strip<Cache> strip_of(const KvCache& cache, std::int64_t block, in
     return strip;
 }
 
+template <class Cache>
+OCTAVO_INLINE Strip<Cache> strip_of_slot(const KvCache& cache, int kv_head, std::int64_t slot) {
+    return strip_of<Cache>(cache, slot / cache.block_size, kv_head, static_cast<int>(slot % cache.block_size));
+}
+
 // ---- Words ----
 
 // Entry kAt of each of the words of kLanes keys, or value entries, as float32.
@@ -97,9 +102,9 @@ OCTAVO_INLINE Byte nearest_byte(float number) {
     return static_cast<Byte>(static_cast<std::uint8_t>(as_bits(number + 12582912.0f)));
 }
 
-// Stores one token's entries in the words of its strip, each converted by `as_stored`.
+// One token's entries in the words of its strip, each converted by `as_stored`.
 template <class Cache, class Convert>
-OCTAVO_INLINE void store_key(Cache* keys, int token, const float* entries, int head_size, Convert as_stored) {
+OCTAVO_INLINE void spread_key(Cache* keys, int token, const float* entries, int head_size, Convert as_stored) {
     constexpr int p = kPack<Cache>;
     Cache* to = keys + token * p;
     for (int d = 0; d < head_size; d += p, to += kKeysPerStrip * p) {
@@ -109,30 +114,36 @@ OCTAVO_INLINE void store_key(Cache* keys, int token, const float* entries, int h
     }
 }
 template <class Cache, class Convert>
-OCTAVO_INLINE void store_value(Cache* values, int token, const float* entries, int head_size, Convert as_stored) {
+OCTAVO_INLINE void spread_value(Cache* values, int token, const float* entries, int head_size, Convert as_stored) {
     constexpr int p = kPack<Cache>;
     Cache* to = values + token / p * head_size * p + token % p;
     for (int d = 0; d < head_size; ++d) to[d * p] = as_stored(entries[d]);
 }
 
-OCTAVO_INLINE void write_token(Strip<float> strip, int token, const float* key, const float* value) {
-    const auto same = [](float entry) { return entry; };
-    store_key(strip.keys(), token, key, strip.head_size, same);
-    store_value(strip.values(), token, value, strip.head_size, same);
+OCTAVO_INLINE float as_stored(float entry, float) { return entry; }
+OCTAVO_INLINE Half as_stored(float entry, Half) { return to_bfloat16(entry); }
+
+// Stores a token's key, which is lost by it.
+template <class Cache>
+OCTAVO_INLINE void store_key(Strip<Cache> strip, int token, float* key) {
+    spread_key(strip.keys(), token, key, strip.head_size, [](float entry) { return as_stored(entry, Cache{}); });
 }
-OCTAVO_INLINE void write_token(Strip<Half> strip, int token, const float* key, const float* value) {
-    const auto rounded = [](float entry) { return to_bfloat16(entry); };
-    store_key(strip.keys(), token, key, strip.head_size, rounded);
-    store_value(strip.values(), token, value, strip.head_size, rounded);
+template <class Cache>
+OCTAVO_INLINE void store_value(Strip<Cache> strip, int token, const float* value) {
+    spread_value(strip.values(), token, value, strip.head_size, [](float entry) { return as_stored(entry, Cache{}); });
 }
+
 // Keys are transformed: models have some with a few very large entries, which would leave the others few steps.
-OCTAVO_INLINE void write_token(Strip<Byte> strip, int token, float* key, const float* value) {
+OCTAVO_INLINE void store_key(Strip<Byte> strip, int token, float* key) {
     hadamard(key, strip.head_size);
-    const TokenScale k = token_scale(key, strip.head_size), v = token_scale(value, strip.head_size);
-    strip.key_scales()[token] = k.scale;
-    strip.value_scales()[token] = v.scale;
-    store_key(strip.keys(), token, key, strip.head_size, [k](float entry) { return nearest_byte(entry * k.inverse); });
-    store_value(strip.values(), token, value, strip.head_size, [v](float entry) { return nearest_byte(entry * v.inverse); });
+    const TokenScale scale = token_scale(key, strip.head_size);
+    strip.key_scales()[token] = scale.scale;
+    spread_key(strip.keys(), token, key, strip.head_size, [=](float entry) { return nearest_byte(entry * scale.inverse); });
+}
+OCTAVO_INLINE void store_value(Strip<Byte> strip, int token, const float* value) {
+    const TokenScale scale = token_scale(value, strip.head_size);
+    strip.value_scales()[token] = scale.scale;
+    spread_value(strip.values(), token, value, strip.head_size, [=](float entry) { return nearest_byte(entry * scale.inverse); });
 }
 
 }  // namespace octavo::OCTAVO_ISA

@@ -42,6 +42,6 @@ def test_every_kernel_is_of_the_instruction_set_asked_for(quantization: str, tmp
             assert llm.info.plan.cpu_isa == isa
         ran = Counter(native.kernel_counts()) - before
         assert {name.rpartition(".")[2] for name in ran} == {isa}
-        assert {name.partition(".")[0] for name in ran} >= {"rms_norm", "rope_write", "paged_attention"}
+        assert {name.partition(".")[0] for name in ran} >= {"rms_norm", "qkv_rope_write", "paged_attention"}
         answers.append([(one.token_ids, one.logprobs) for output in outputs for one in output.outputs])
     assert all(each == answers[0] for each in answers)

@@ -36,5 +36,5 @@ class Linear(Weight):
         method.create_weights(self, in_features, out_features, bias=bias, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [T, in_features] -> [T, out_features]."""
+        """x: [T, in_features], or what an op made for this layer as its reader -> [T, out_features]."""
         return self.kernels.linear(x, self.operand)

@@ -23,5 +23,6 @@ class GatedMLP(nn.Module):
         self.down = down
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [T, hidden_size] -> the same shape."""
-        return self.down(self.kernels.gate_up_activation(x, self.gate_up.operand, self.activation))
+        """x: [T, hidden_size], or what a norm made for ``gate_up`` -> [T, hidden_size]."""
+        gate_up, down = self.gate_up.operand, self.down.operand
+        return self.down(self.kernels.gate_up_activation(x, gate_up, self.activation, down))

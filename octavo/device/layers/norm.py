@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from octavo.device.layers.linear import Linear
 from octavo.device.ops.kernels import Kernels
 
 
@@ -20,13 +21,14 @@ class RMSNorm(nn.Module):
         self.eps = eps
         self.weight_offset = weight_offset
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x: [..., width] -> the same, normalised."""
-        return self.kernels.rms_norm(x, self.weight, self.eps, self.weight_offset)
+    def forward(self, x: Tensor, reader: Linear | None = None) -> Tensor:
+        """x: [..., width] -> the same, normalised; in the form that ``reader`` reads, if it is for that layer alone."""
+        return self.kernels.rms_norm(x, self.weight, self.eps, self.weight_offset, reader and reader.operand)
 
-    def add(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the normalised sum, and the sum in float32, which is the new residual stream."""
-        return self.kernels.add_rms_norm(x, residual, self.weight, self.eps, self.weight_offset)
+    def add(self, x: Tensor, residual: Tensor, reader: Linear | None = None) -> tuple[Tensor, Tensor]:
+        """Return the normalised sum, as ``forward``, and the sum in float32, which is the new residual stream."""
+        operand = reader and reader.operand
+        return self.kernels.add_rms_norm(x, residual, self.weight, self.eps, self.weight_offset, operand)
 
 
 class LayerNorm(nn.Module):

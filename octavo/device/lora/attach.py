@@ -46,6 +46,10 @@ class AdaptedWeight:
     row_slots: Tensor
     kernels: Kernels
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.base.dtype
+
     def project(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         projected = self.base.project(x, dtype)
         result: Tensor = self.kernels.lora(projected, x, self.slots, self.row_slots[: len(x)])

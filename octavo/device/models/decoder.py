@@ -127,7 +127,7 @@ class SelfAttention(nn.Module):
         self.attention = Attention(name, attention, options.attention, options.kv_cache_dtype)
 
     def forward(self, x: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
-        """x: [T, hidden_size] -> the same shape; stores the rows' keys and values."""
+        """x: [T, hidden_size], or what a norm made for ``qkv`` -> [T, hidden_size]; stores keys and values."""
         attention = self.attention
         slots = attention.metadata(ctx).slot_mapping
         query = self.kernels.qkv_rope_write(
@@ -175,15 +175,15 @@ class PreNormLayer(nn.Module):
         self, x: Tensor, residual: Tensor | None, positions: Tensor, ctx: ForwardContext
     ) -> tuple[Tensor, Tensor]:
         """Return what is still to be added to the residual stream, and the stream; None before the first layer."""
-        normed, residual = enter(self.attention_norm, x, residual)
+        normed, residual = enter(self.attention_norm, x, residual, self.attention.qkv)
         attended = self.attention(normed, positions, ctx)
-        normed, residual = self.mlp_norm.add(attended, residual)
+        normed, residual = self.mlp_norm.add(attended, residual, self.mlp.gate_up)
         return self.mlp(normed), residual
 
 
-def enter(norm: RMSNorm, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Add ``x`` to the residual stream, or start it with ``x``; return the normalised stream and the stream."""
-    return (norm(x), x) if residual is None else norm.add(x, residual)
+def enter(norm: RMSNorm, x: Tensor, residual: Tensor | None, reader: Linear | None = None) -> tuple[Tensor, Tensor]:
+    """Add ``x`` to the residual stream, or start it with ``x``; return it normalised (for ``reader``), and it."""
+    return (norm(x, reader), x) if residual is None else norm.add(x, residual, reader)
 
 
 class Decoder(nn.Module):

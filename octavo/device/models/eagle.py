@@ -32,7 +32,7 @@ class EagleLayer(nn.Module):
         self.mlp = parts.mlp()
 
     def forward(self, x: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
-        normed, residual = self.mlp_norm.add(self.attention(x, positions, ctx), x)
+        normed, residual = self.mlp_norm.add(self.attention(x, positions, ctx), x, self.mlp.gate_up)
         result: Tensor = self._kernels.custom_op(_add, residual, self.mlp(normed))
         return result
 

@@ -37,9 +37,9 @@ class SandwichNormLayer(nn.Module):
         self, x: Tensor, residual: Tensor | None, positions: Tensor, ctx: ForwardContext
     ) -> tuple[Tensor, Tensor]:
         """Return what is still to be added to the residual stream, and the stream; None before the first layer."""
-        normed, residual = enter(self.attention_norm, x, residual)
+        normed, residual = enter(self.attention_norm, x, residual, self.attention.qkv)
         attended = self.post_attention_norm(self.attention(normed, positions, ctx))
-        normed, residual = self.mlp_norm.add(attended, residual)
+        normed, residual = self.mlp_norm.add(attended, residual, self.mlp.gate_up)
         return self.post_mlp_norm(self.mlp(normed)), residual
 
 

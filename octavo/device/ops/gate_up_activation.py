@@ -15,13 +15,13 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def gate_up_activation(x: Tensor, weight: LinearWeight, activation: str) -> Tensor:
+def gate_up_activation(x: Tensor, weight: LinearWeight, activation: str, reader: LinearWeight | None = None) -> Tensor:
     """Return activation(gate) * up of the projected rows (Shazeer, 2020).
 
     x: [T, hidden_size]; weight has the gate's rows, then as many of up's.
     activation: silu or gelu_pytorch_tanh, as Hugging Face configs name them.
-    Returns [T, intermediate_size] in x's dtype. The projection is rounded as ``linear`` does; activation and product
-    are float32, rounded once.
+    Returns [T, intermediate_size] in the activations' dtype, or for ``reader`` as ``rms_norm`` does. The projection is
+    rounded as ``linear`` does; activation and product are float32, rounded once.
     """
     gate, up = linear(x, weight).chunk(2, dim=-1)
-    return (ACTIVATIONS[activation](gate.float()) * up.float()).to(x.dtype)
+    return (ACTIVATIONS[activation](gate.float()) * up.float()).to(weight.dtype)

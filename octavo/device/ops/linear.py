@@ -15,10 +15,16 @@ _ROWS_PER_TILE = 4096
 class LinearWeight(Protocol):
     """A weight matrix (and bias) in some format, as an operand of the ops; a format is a class with its arithmetic."""
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the activations."""
+        ...
+
     def project(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """x: [T, in_features] -> [T, out_features], sums in float32, rounded once after the bias.
 
-        ``dtype`` of the result is x's, or float32.
+        ``dtype`` of the result is that of the activations, or float32. x may be what an op made for this weight as its
+        ``reader``: rows in a form of the format's own.
         """
         ...
 
@@ -33,6 +39,10 @@ class DenseWeight:
 
     weight: Tensor
     bias: Tensor | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.weight.dtype
 
     def project(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         if dtype in (None, x.dtype):

@@ -36,7 +36,7 @@ def qkv_rope_write(
 ) -> Tensor:
     """Compute each row's queries, and store its keys and values in its cache slot.
 
-    x:            [T, hidden_size].
+    x:            [T, hidden_size], or what an op made for ``weight`` as its reader.
     weight:       rows for all query heads, then all key heads, then all value heads (and their bias).
     positions:    [T] int64, below the table's length.
     kv_cache:     as the op's backend lays it out, written in place; for the reference [2, num_blocks, block_size,
@@ -45,8 +45,8 @@ def qkv_rope_write(
                   is stored of a key is its Hadamard transform: models have keys with a few very large entries.
     slot_mapping: [T] int64, block_id * block_size + offset, distinct; a row of slot -1 is padding and not stored.
     key_offset:   [num_kv_heads, head_size] float32 or None: what is stored of a rotated key is it less this.
-    Returns queries [T, num_heads, head_size], rotated, not scaled, in x's dtype. All is float32 until a query is
-    rounded to x's dtype, and a key and a value to the cache's: a bias may be hundreds of times what it is added to.
+    Returns queries [T, num_heads, head_size], rotated, not scaled, in the activations' dtype. All is float32 until a
+    query is rounded to that, and a key and a value to the cache's: a bias may be hundreds of times what it is added to.
     """
     num_kv_heads, head_size = kv_cache.shape[3], _head_size(kv_cache)
     heads = weight.project(x, torch.float32).unflatten(-1, (-1, head_size))
@@ -59,7 +59,7 @@ def qkv_rope_write(
         query_key = torch.cat((query, key), dim=1)
     query, key = rope(query_key, positions, table).split((num_heads, num_kv_heads), dim=1)
     write_kv(key if key_offset is None else key - key_offset, value, kv_cache, slot_mapping)
-    return query.to(x.dtype)
+    return query.to(weight.dtype)
 
 
 def write_kv(key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor) -> None:

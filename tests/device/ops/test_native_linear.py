@@ -205,7 +205,9 @@ def test_types_a_matrix_does_not_take_are_refused(native: NativeContext) -> None
     packed, rows = pack_dense(native, random(5, 7, dtype=torch.float32, seed=0)), torch.empty(1, 7)
     ids = torch.zeros(1, dtype=torch.int64)
     with pytest.raises(ValueError, match="its own type"):
-        packed.matrix.project(rows.data_ptr(), True, rows.data_ptr(), True).run(native.pool, 1, 0)
+        packed.matrix.project(rows.data_ptr(), True, False, rows.data_ptr(), True).run(native.pool, 1, 0)
+    with pytest.raises(ValueError, match="its own type"):
+        packed.matrix.project(rows.data_ptr(), False, True, rows.data_ptr(), False).run(native.pool, 1, 0)
     with pytest.raises(ValueError, match="its own type"):
         packed.matrix.unpack_rows(ids.data_ptr(), rows.data_ptr(), True).run(native.pool, 1, 0)
 

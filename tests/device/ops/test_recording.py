@@ -47,6 +47,7 @@ class TorchFormat:
 
     def __init__(self, weight: LinearWeight) -> None:
         self._weight = weight
+        self.dtype = weight.dtype
 
     def project(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         return self._weight.project(x, dtype)

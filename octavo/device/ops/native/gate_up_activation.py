@@ -17,10 +17,12 @@ def gate_up_activation(native: NativeContext) -> Callable[..., Tensor]:
     """The op with the contract of ``ops/gate_up_activation``."""
     launch = native.library.gated_activation
 
-    def gate_up_activation(x: Tensor, weight: LinearWeight, activation: str) -> Tensor:
+    def gate_up_activation(
+        x: Tensor, weight: LinearWeight, activation: str, reader: LinearWeight | None = None
+    ) -> Tensor:
         assert activation in ACTIVATIONS
         if isinstance(weight, PackedWeight):
-            return weight.gate(x, activation)
+            return weight.gate(x, activation, reader)
         projected = weight.project(x).contiguous()
         width, half = projected.shape[1] // 2, is_bfloat16(projected.dtype)
         out = native.empty(projected, width)

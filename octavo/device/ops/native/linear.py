@@ -32,24 +32,40 @@ class PackedWeight:
         self._half = is_bfloat16(dtype)
 
     @property
+    def reads_quantized(self) -> bool:
+        """Whether its kernels multiply rows that are quantised before, as ``room_for`` has room for."""
+        return self.matrix.quantized_row_bytes > 0
+
+    @property
     def nbytes(self) -> int:
         """Memory the packed weight holds."""
         return self.matrix.bytes
 
     def project(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        x = self._checked(x)
+        x, rows = self._checked(x), x.shape[:-1].numel()
         out = self._native.empty(x, *x.shape[1:-1], self.out_features, dtype=dtype or self.dtype)
-        launch = self.matrix.project(x.data_ptr(), self._half, out.data_ptr(), is_bfloat16(out.dtype))
-        self._native.run(launch, x.numel() // self.in_features, x, out)
+        launch = self.matrix.project(x.data_ptr(), *self._kind(x), out.data_ptr(), is_bfloat16(out.dtype))
+        self._native.run(launch, rows, x, out)
         return out
 
-    def gate(self, x: Tensor, activation: str) -> Tensor:
+    def gate(self, x: Tensor, activation: str, reader: LinearWeight | None = None) -> Tensor:
         """``gate_up_activation`` (device/ops) of a matrix whose first half of rows are gates."""
         x = self._checked(x)
-        out = self._native.empty(x, self.out_features // 2)
-        launch = self.matrix.gate(x.data_ptr(), self._half, activation == "gelu_pytorch_tanh", out.data_ptr())
-        self._native.run(launch, x.numel() // self.in_features, x, out)
+        reader = reader if self.reads_quantized else None
+        out = room_for(reader, self._native, x, self.out_features // 2, self.dtype)
+        is_gelu, is_quantized = activation == "gelu_pytorch_tanh", out.dtype == torch.uint8
+        launch = self.matrix.gate(x.data_ptr(), *self._kind(x), is_gelu, out.data_ptr(), is_quantized)
+        self._native.run(launch, len(x), x, out)
         return out
+
+    def room(self, x: Tensor) -> Tensor:
+        """Where ``project_heads`` projects to, [T, out_features] float32."""
+        return self._native.empty(x, self.out_features, dtype=torch.float32)
+
+    def project_heads(self, x: Tensor, layer: Any, *tensors: Tensor) -> None:
+        """``qkv_rope_write`` (device/ops) by a ``library.RopeWriteLayer``; ``tensors`` are all it has addresses of."""
+        x = self._checked(x)
+        self._native.run(layer.launch_from(self.matrix, x.data_ptr(), *self._kind(x)), len(x), x, *tensors)
 
     def best(self, x: Tensor, softcap: float | None) -> Tensor:
         """``lm_head_best`` (device/ops)."""
@@ -67,10 +83,26 @@ class PackedWeight:
         self._native.run(launch, len(ids), ids, out)
         return out
 
+    def _kind(self, x: Tensor) -> tuple[bool, bool]:
+        """Whether the activations are bfloat16, and whether these are quantised already."""
+        return self._half, x.dtype == torch.uint8
+
     def _checked(self, x: Tensor) -> Tensor:
+        if x.dtype == torch.uint8 and self.reads_quantized and x.shape[1:] == (self.matrix.quantized_row_bytes,):
+            return x
         if x.dtype != self.dtype or x.shape[-1] != self.in_features:
             raise TypeError(f"rows of {self.in_features} {self.dtype} are asked, not {list(x.shape)} {x.dtype}")
         return x.contiguous()
+
+
+def room_for(
+    reader: LinearWeight | None, native: NativeContext, rows: Tensor, width: int, dtype: torch.dtype
+) -> Tensor:
+    """Room for rows of ``width`` numbers that ``reader`` multiplies: as numbers, or uint8, quantised for it."""
+    if isinstance(reader, PackedWeight) and reader.reads_quantized:
+        assert reader.in_features == width and reader.dtype == dtype
+        return native.empty(rows, reader.matrix.quantized_row_bytes, dtype=torch.uint8)
+    return native.empty(rows, *rows.shape[1:-1], width, dtype=dtype)
 
 
 def pack_dense(
