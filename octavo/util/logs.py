@@ -51,8 +51,9 @@ class _NonBlockingHandler(logging.Handler):
     def _write(self, wait_ms: int) -> None:
         try:
             while self._waiting and self._poll.poll(wait_ms):
-                written = os.write(self._descriptor, self._waiting[:_PIPE_BYTES])
-                del self._waiting[:written]
+                piece = bytes(self._waiting[:_PIPE_BYTES])
+                del self._waiting[:_PIPE_BYTES]  # first: a signal that ends the write must not have it written twice
+                self._waiting[:0] = piece[os.write(self._descriptor, piece) :]
                 self._tell_of_dropped()
         except OSError:  # nobody will ever read it
             self._waiting.clear()
