@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError
-from safetensors.numpy import load
+from safetensors import SafetensorError, deserialize
 
 from octavo.words.errors import RequestError
 
@@ -19,6 +18,7 @@ Embeds = npt.NDArray[np.float32]
 TENSOR_KINDS = ("torch.float32", "torch.float16", "torch.bfloat16")
 NPY_MAGIC = b"\x93NUMPY"
 UNREADABLE = (binascii.Error, ValueError, SafetensorError, KeyError, TypeError, OverflowError, SyntaxError, TokenError)
+STORED_TYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 READERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
 
 
@@ -61,9 +61,14 @@ def _from_npy(data: bytes) -> npt.NDArray[Any]:
 
 
 def _from_safetensors(data: bytes) -> npt.NDArray[Any]:
-    (array,) = load(data).values()
-    found: npt.NDArray[Any] = array
-    return found
+    ((_, tensor),) = deserialize(data)  # type: ignore[no-untyped-call]
+    kind = tensor["dtype"]
+    if kind not in STORED_TYPES:
+        raise ValueError(f"a tensor of {kind} is not read, only of {', '.join(STORED_TYPES)}")
+    array: npt.NDArray[Any] = np.frombuffer(tensor["data"], STORED_TYPES[kind]).reshape(tensor["shape"])
+    if kind == "BF16":  # the upper halves of float32
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return array
 
 
 def _wrong(what: str) -> RequestError:

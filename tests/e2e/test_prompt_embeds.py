@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pytest
 import torch
 from safetensors.numpy import load_file, save
+from safetensors.torch import save as torch_save
 
 from octavo import LLM, RequestOutput, SamplingParams
 from octavo.frontend.prompt_embeds import decode_embeds
@@ -129,7 +130,12 @@ def saved_by_torch(tensor: torch.Tensor) -> bytes:
 ROWS = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
-@pytest.mark.parametrize("data", [npy(ROWS), save({"prompt_embeds": ROWS})], ids=["npy", "safetensors"])
+HALVES = torch_save({"prompt_embeds": torch.from_numpy(ROWS).bfloat16()})
+
+
+@pytest.mark.parametrize(
+    "data", [npy(ROWS), save({"prompt_embeds": ROWS}), HALVES], ids=["npy", "safetensors", "bfloat16"]
+)
 def test_what_comes_over_http_is_read(data: bytes) -> None:
     assert np.array_equal(decode_embeds(base64.b64encode(data).decode()), ROWS)
 
@@ -142,6 +148,7 @@ def test_what_comes_over_http_is_read(data: bytes) -> None:
         npy(ROWS)[:-4],
         npy(ROWS).replace(b"(2, 3)", b"(9, 9)"),
         save({"a": ROWS, "b": ROWS}),
+        save({"a": ROWS.astype(np.int64)}),
         b"\x80\x04K\x01.",
         saved_by_torch(torch.zeros(2, 3)),
         b"\x93NUMPY\x01\x00" + (9000).to_bytes(2, "little") + b"(" * 8999 + b"\n",
@@ -153,6 +160,7 @@ def test_what_comes_over_http_is_read(data: bytes) -> None:
         "cut off",
         "too large a shape",
         "two tensors",
+        "integers",
         "pickle",
         "pickle of torch",
         "header of brackets",
