@@ -150,7 +150,8 @@ void bind_elementwise(nb::module_& m) {
              nb::arg("query"), "Float32 [num_rows, heads * head_size], int64 [num_rows] each, and where queries go.")
         .def("launch", &RopeWriteLayer::launch, nb::arg("is_bfloat16"), "Launch over rows that are projected.")
         .def("launch_from", &RopeWriteLayer::launch_from, nb::arg("weight"), nb::arg("x"), nb::arg("is_bfloat16"),
-             nb::arg("x_is_quantized"), nb::keep_alive<0, 2>(), "Launch that makes `projected` of x [num_rows, k], and goes on with each head in a cache.");
+             nb::arg("x_is_quantized"), nb::keep_alive<0, 2>(),
+             "Launch that makes `projected` of x [num_rows, k], and goes on with each head in a cache.");
 }
 
 }  // namespace octavo

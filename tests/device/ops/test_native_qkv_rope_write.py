@@ -15,6 +15,7 @@ from octavo.device.ops.native.linear import PackedWeight, pack_dense
 from octavo.device.ops.native.quantized import float_rows, pack_quantized
 from octavo.device.ops.qkv_rope_write import HeadNorm
 from octavo.device.ops.rope import RopeTable
+from tests.device.ops.apart import Apart
 from tests.device.ops.naive import in_strips
 
 native = pytest.importorskip("octavo._native", reason="built without the native module")
@@ -24,23 +25,6 @@ HEADS = ((3, 1, 64), (14, 2, 64), (4, 1, 256), (2, 2, 72), (6, 2, 8), (3, 3, 80)
 """(query heads, KV heads, head size): groups of 3 and 7, heads of many panels and of half a one, and of five."""
 
 FORMATS: dict[str, tuple[str, str, str]] = {"Q4_1": ("Q4_1", "Q4_1", "Q8_0"), "int8": ("int8", "int8", "int8")}
-
-
-@dataclass(frozen=True)
-class Apart:
-    """A weight whose product is an op of its own, as it is of one with adapters."""
-
-    packed: PackedWeight
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.packed.dtype
-
-    def project(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        return self.packed.project(x, dtype)
-
-    def rows(self, ids: Tensor) -> Tensor:
-        return self.packed.rows(ids)
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

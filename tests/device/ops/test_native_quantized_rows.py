@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -14,30 +13,13 @@ from octavo.device.ops.kernels import Kernels, load_kernels
 from octavo.device.ops.linear import LinearWeight
 from octavo.device.ops.native.linear import PackedWeight, pack_dense
 from octavo.device.ops.native.quantized import float_rows, pack_quantized
+from tests.device.ops.apart import Apart
 
 native = pytest.importorskip("octavo._native", reason="built without the native module")
 
 DTYPES = (torch.float32, torch.bfloat16)
 ROWS = (0, 1, 3, 64, 65, 200)
 """None, one, a part of a block of rows, a whole one, and more than one, of which the last is not whole."""
-
-
-@dataclass(frozen=True)
-class Apart:
-    """A weight whose product is an op of its own, as it is of one with adapters."""
-
-    packed: PackedWeight
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.packed.dtype
-
-    def project(self, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        assert x.dtype == self.dtype
-        return self.packed.project(x, dtype)
-
-    def rows(self, ids: Tensor) -> Tensor:
-        return self.packed.rows(ids)
 
 
 @pytest.fixture(autouse=True)
