@@ -29,6 +29,7 @@ from octavo.plan.planner import make_plan
 from tests.checkpoint.gguf_bytes import Info
 from tests.checkpoint.test_facts import gguf_facts
 from tests.device.models.paged import PagedRun, load_tiny_model
+from tests.memory import anonymous_bytes
 from tests.tiny_models import ARCHITECTURES, VOCAB_SIZE, save_tiny_model
 
 pytest.importorskip("octavo._native", reason="built without the native module")
@@ -187,11 +188,6 @@ def anonymous_growth() -> Iterator[Callable[[], int]]:
     finally:
         done.set()
         thread.join()
-
-
-def anonymous_bytes() -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:")) * 1024
 
 
 @pytest.mark.skipif("libasan" in Path("/proc/self/maps").read_text(), reason="the sanitizer keeps what is freed")

@@ -1,18 +1,13 @@
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 
 import pytest
 
 from octavo.device.platform.malloc import return_freed_memory
+from tests.memory import anonymous_bytes
 
 MIB = 1 << 20
-
-
-def anonymous_bytes() -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:")) * 1024
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="not glibc")
