@@ -12,7 +12,7 @@
 namespace octavo {
 namespace {
 
-constexpr IsaTable<AttentionKernels> kKernels OCTAVO_ISA_TABLE(attention_kernels);
+constexpr IsaTable<AttentionKernels> kKernels OCTAVO_ISA_TABLE_WITH_AMX(attention_kernels);
 
 KernelCounter attention_counter{"paged_attention"};
 KernelCounter split_counter{"paged_attention_split"};
@@ -202,7 +202,7 @@ void put_in_order(const AttentionCall& call, std::size_t num_threads, std::vecto
 
 void attend_in_splits(ThreadPool& pool, const AttentionCall& call, std::vector<Unit>& units, AttentionKernel attend,
                       AttentionMerge merge) {
-    split_counter.add();
+    split_counter.add(kKernels.chosen());
     thread_local std::vector<float> partials;
     std::vector<Unit*> divided;
     std::vector<AttentionTask> whole;
@@ -214,7 +214,7 @@ void attend_in_splits(ThreadPool& pool, const AttentionCall& call, std::vector<U
         }
     }
     SplitWork work = Splitter(call, partials).divide(std::move(divided));
-    if (work.tasks.size() < work.runs.size()) shared_counter.add();
+    if (work.tasks.size() < work.runs.size()) shared_counter.add(kKernels.chosen());
     work.tasks.insert(work.tasks.end(), whole.begin(), whole.end());
     put_in_order(call, pool.num_threads(), work.tasks);
     pool.run(work.tasks.size(), [&](std::size_t i, int) { attend(call, work.tasks[i], thread_scratch(call.head_size)); });
@@ -234,7 +234,7 @@ void paged_attention(ThreadPool& pool, AttentionCall call, const AttentionStep& 
     clear_padding(call, step, query_is_bfloat16);
     std::vector<Unit> units = make_units(call, step);
     if (units.empty()) return;
-    attention_counter.add();
+    attention_counter.add(kKernels.chosen());
     for (Unit& unit : units) unit.task.runs = &unit.run;
     const bool has_few = pool.num_threads() > 1 && units.size() < kTasksPerThread * pool.num_threads();
     if ((has_few && std::ranges::any_of(units, &Unit::may_split)) || share_a_prefix(call, units)) {

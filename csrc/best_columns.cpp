@@ -17,7 +17,7 @@ KernelCounter best_counter("linear_best");
 
 BestColumns::BestColumns(std::size_t num_rows, std::size_t num_parts, float softcap)
     : num_rows_(num_rows), softcap_(softcap), found_(num_rows * num_parts) {
-    best_counter.add();
+    best_counter.add(kSampling.chosen());
 }
 
 float* BestColumns::room(const ResultTile& tile) {

@@ -58,20 +58,20 @@ void layer_norm(ThreadPool& pool, const LayerNormCall& call, std::array<std::int
     for (int s = 0; s < call.num_sources; ++s) {
         if (call.sources[s].ids) check_below("id", call.sources[s].ids, num_rows, 0, num_ids[s]);
     }
-    norm_counter.add();
+    norm_counter.add(kKernels.chosen());
     const auto kernel = kKernels.active().layer_norm[is_bfloat16];
     over_rows(pool, num_rows, call.width, [&](Rows rows) { kernel(call, rows); });
 }
 
 void activation(ThreadPool& pool, const ElementActivationCall& call, std::size_t num_rows, bool is_bfloat16) {
-    activation_counter.add();
+    activation_counter.add(kKernels.chosen());
     const auto kernel = kKernels.active().activation[is_bfloat16];
     over_rows(pool, num_rows, 4 * call.width, [&](Rows rows) { kernel(call, rows); });
 }
 
 void encoder_attention(ThreadPool& pool, const EncoderAttentionCall& call, const std::int32_t* bounds,
                        std::size_t num_texts, std::size_t num_rows, bool is_bfloat16) {
-    attention_counter.add();
+    attention_counter.add(kKernels.chosen());
     const auto kernel = kKernels.active().attention[is_bfloat16];
     const std::size_t used = bounds[num_texts], head_size = call.head_size;
     const std::size_t row_bytes = call.num_heads * head_size * (is_bfloat16 ? 2 : 4);

@@ -9,12 +9,12 @@
 namespace octavo {
 namespace {
 
-constexpr std::array<std::string_view, kNumIsas> kNames{"generic", "avx2", "avx512"};
+constexpr std::array<std::string_view, kNumIsas> kNames{"generic", "avx2", "avx512", "amx"};
 
 #if OCTAVO_EMULATE_AVX512
-constexpr bool kEmulatesAvx512 = true;
+constexpr bool kEmulates = true;  // avx512 and amx
 #else
-constexpr bool kEmulatesAvx512 = false;
+constexpr bool kEmulates = false;
 #endif
 
 // What each is compiled with: see CMakeLists.txt.
@@ -26,8 +26,9 @@ bool can_run(Isa isa) {
         return std::ranges::all_of(names, [](auto name) { return std::ranges::find(features, name) != features.end(); });
     };
     if (!have({"avx2", "fma", "f16c"})) return false;
-    return isa == Isa::avx2 || kEmulatesAvx512 ||
-           have({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni"});
+    if (isa == Isa::avx2 || kEmulates) return true;
+    return have({"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni"}) &&
+           (isa == Isa::avx512 || have({"amx_tile", "amx_bf16", "amx_int8"}));
 #else
     return false;
 #endif
@@ -35,7 +36,9 @@ bool can_run(Isa isa) {
 
 // An emulation is for tests that ask for it, and far too slow for others.
 Isa highest() {
-    if (can_run(Isa::avx512) && !kEmulatesAvx512) return Isa::avx512;
+    for (const Isa isa : {Isa::amx, Isa::avx512}) {
+        if (can_run(isa) && !kEmulates) return isa;
+    }
     return can_run(Isa::avx2) ? Isa::avx2 : Isa::generic;
 }
 
@@ -62,8 +65,8 @@ std::vector<std::string> available_isas() {
 }
 
 std::vector<std::string> emulated_isas() {
-    if (!kEmulatesAvx512 || !can_run(Isa::avx512)) return {};
-    return {std::string(isa_name(Isa::avx512))};
+    if (!kEmulates || !can_run(Isa::avx512)) return {};
+    return {std::string(isa_name(Isa::avx512)), std::string(isa_name(Isa::amx))};
 }
 
 Isa active_isa() { return active().load(std::memory_order_relaxed); }

@@ -15,9 +15,9 @@
 namespace octavo {
 
 // Ascending: each CPU that has one has those before it. avx512 is that with the bfloat16 and int8 dot products (Zen 4,
-// Cooper Lake, Sapphire Rapids and later); CPUs of before them are served by avx2.
-enum class Isa { generic, avx2, avx512 };
-inline constexpr std::size_t kNumIsas = 3;
+// Cooper Lake, Sapphire Rapids and later); CPUs of before them are served by avx2. amx is that with tiles of them as well.
+enum class Isa { generic, avx2, avx512, amx };
+inline constexpr std::size_t kNumIsas = 4;
 
 std::string_view isa_name(Isa isa);
 
@@ -36,38 +36,35 @@ void set_isa(std::string_view name);
 // An op's kernels by instruction set; null where there are none of its own, and a lower one serves.
 template <class Kernels>
 struct IsaTable {
-    const Kernels* generic;
-    const Kernels* avx2 = nullptr;
-    const Kernels* avx512 = nullptr;
+    std::array<const Kernels*, kNumIsas> kernels;
 
     // The highest that is in use and has kernels here.
     Isa chosen() const {
-        const Isa most = active_isa();
-        if (avx512 && most >= Isa::avx512) return Isa::avx512;
-        return avx2 && most >= Isa::avx2 ? Isa::avx2 : Isa::generic;
+        std::size_t isa = static_cast<std::size_t>(active_isa());
+        while (!kernels[isa]) --isa;
+        return static_cast<Isa>(isa);
     }
-    const Kernels& of(Isa isa) const { return *(isa == Isa::avx512 ? avx512 : isa == Isa::avx2 ? avx2 : generic); }
+    const Kernels& of(Isa isa) const { return *kernels[static_cast<std::size_t>(isa)]; }
     const Kernels& active() const { return of(chosen()); }
 };
 
 #if OCTAVO_COMPILED_X86
-#define OCTAVO_AVX2_OR_NULL(name) &name
-#define OCTAVO_AVX512_OR_NULL(name) &name
+#define OCTAVO_X86_OR_NULL(name) &name
 #else
-#define OCTAVO_AVX2_OR_NULL(name) nullptr
-#define OCTAVO_AVX512_OR_NULL(name) nullptr
+#define OCTAVO_X86_OR_NULL(name) nullptr
 #endif
 
-// The table of kernels of one name in each namespace (simd/instruction_sets.h).
+// The table of kernels of one name in each namespace (simd/instruction_sets.h): without, and with, some of amx's own.
 #define OCTAVO_ISA_TABLE(name) \
-    { &generic::name, OCTAVO_AVX2_OR_NULL(avx2::name), OCTAVO_AVX512_OR_NULL(avx512::name) }
+    { {&generic::name, OCTAVO_X86_OR_NULL(avx2::name), OCTAVO_X86_OR_NULL(avx512::name), nullptr} }
+#define OCTAVO_ISA_TABLE_WITH_AMX(name) \
+    { {&generic::name, OCTAVO_X86_OR_NULL(avx2::name), OCTAVO_X86_OR_NULL(avx512::name), OCTAVO_X86_OR_NULL(amx::name)} }
 
 // How often a kernel ran, by instruction set; an object of static lifetime, listed from its construction on.
 class KernelCounter {
 public:
     explicit KernelCounter(std::string_view name);
 
-    void add() { add(active_isa()); }
     void add(Isa isa) { calls_[static_cast<std::size_t>(isa)].fetch_add(1, std::memory_order_relaxed); }
 
 private:

@@ -8,7 +8,7 @@
 namespace octavo {
 namespace {
 
-constexpr IsaTable<LinearKernels> kKernels OCTAVO_ISA_TABLE(linear_kernels);
+constexpr IsaTable<LinearKernels> kKernels OCTAVO_ISA_TABLE_WITH_AMX(linear_kernels);
 KernelCounter linear_counter("linear"), gated_counter("linear_gated");
 
 constexpr std::size_t kTasksPerThread = 8;      // so that threads end together

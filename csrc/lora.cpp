@@ -12,7 +12,7 @@ namespace octavo {
 namespace {
 
 constexpr IsaTable<LoraKernels> kKernels OCTAVO_ISA_TABLE(lora_kernels);
-constexpr IsaTable<LinearKernels> kLinear OCTAVO_ISA_TABLE(linear_kernels);
+constexpr IsaTable<LinearKernels> kLinear OCTAVO_ISA_TABLE_WITH_AMX(linear_kernels);
 KernelCounter lora_counter("lora");
 
 constexpr std::size_t kPanelsPerTask = 64;  // at usual ranks they stay in the first-level cache for a task's rows
@@ -124,7 +124,7 @@ void LoraSlots::run(ThreadPool& pool, const void* x, const std::int32_t* row_slo
     if (!rows.is_of(row_slots, num_rows)) rows = RowsBySlot(row_slots, num_rows);
     if (rows.runs().empty()) return;
     if (rows.runs().back().slot >= num_slots_) throw std::out_of_range("there is no such LoRA slot");
-    lora_counter.add();
+    lora_counter.add(kKernels.chosen());
     const std::size_t num_parts = columns_.size(), lanes = most_padded_rank(), num_runs = rows.runs().size();
     const LowNumbers low{scratch<float, LowNumbers>(rows.size() * num_parts * lanes), num_parts, lanes};
     Flag* const is_shrunk = scratch<Flag, Flag>(num_runs);

@@ -59,7 +59,7 @@ private:
 
 void PackedMatrix::run_gated(ThreadPool& pool, Activations x, std::size_t num_rows, Activation activation,
                              Activations out) const {
-    counter.add();
+    counter.add(kKernels.chosen());
     const std::size_t width = num_columns() / 2;
     thread_local std::vector<char> projected;  // kept, for a step calls as often as there are layers
     projected.resize(std::max(projected.size(), std::min(num_rows, kRowsAtOnce) * num_columns() * item_bytes(x.type)));

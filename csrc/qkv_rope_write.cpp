@@ -17,7 +17,7 @@ KernelCounter counter{"qkv_rope_write"};
 void qkv_rope_write(ThreadPool& pool, const PackedMatrix& weight, Activations x, std::size_t num_rows,
                     const RopeWriteCall& call) {
     check_places(call, num_rows);
-    counter.add();
+    counter.add(kKernels.chosen());
     const auto kernel = rope_write_kernel(kKernels.active(), call, x.type == NumberType::bfloat16);
     const std::size_t size = static_cast<std::size_t>(call.head_size), num_heads = weight.num_columns() / size;
     const Stretches heads(num_rows, num_heads);

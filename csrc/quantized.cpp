@@ -13,7 +13,7 @@
 namespace octavo {
 namespace {
 
-constexpr IsaTable<QuantizedKernels> kKernels OCTAVO_ISA_TABLE(quantized_kernels);
+constexpr IsaTable<QuantizedKernels> kKernels OCTAVO_ISA_TABLE_WITH_AMX(quantized_kernels);
 
 constexpr std::string_view kNames[kNumWeightFormats] = {"Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1",
                                                         "Q4_K", "Q5_K", "Q6_K", "int8"};
@@ -210,7 +210,7 @@ std::size_t QuantizedMatrix::num_column_tasks() const {
 template <class Put>
 void QuantizedMatrix::run_tiles(ThreadPool& pool, Activations x, std::size_t num_rows, NumberType out_type,
                                 const Put& put) const {
-    for (const auto& part : parts_) counters[index_of(part->format)].add();
+    for (const auto& part : parts_) counters[index_of(part->format)].add(kKernels.chosen());
     if (num_rows == 0) return;
     const QuantizedKernels& kernels = kKernels.active();
     QuantizedRows inputs{static_cast<ActivationGroup*>(x.data), num_rows, k()};

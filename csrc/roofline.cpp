@@ -12,12 +12,7 @@
 namespace octavo {
 namespace {
 
-#if defined(OCTAVO_ISA_TABLE)
-constexpr IsaTable<RooflineKernels> kRoofline OCTAVO_ISA_TABLE(roofline_kernels);
-#else
-constexpr IsaTable<RooflineKernels> kRoofline{&generic::roofline_kernels,
-                                              OCTAVO_AVX2_OR_NULL(avx2::roofline_kernels)};
-#endif
+constexpr IsaTable<RooflineKernels> kRoofline OCTAVO_ISA_TABLE_WITH_AMX(roofline_kernels);
 
 using Clock = std::chrono::steady_clock;
 

@@ -278,7 +278,7 @@ bool is_usable(const SamplingKernels& kernels, float* logits, std::size_t size, 
 template <class Take>
 std::vector<std::int64_t> take_tokens(ThreadPool& pool, const RowChoice* choices, const std::vector<std::int64_t>& slots,
                                       const std::vector<std::int64_t>& positions, const Take& take) {
-    sampler_counter.add();
+    sampler_counter.add(kKernels.chosen());
     std::vector<std::int64_t> tokens(slots.size());
     pool.run(slots.size(), [&](std::size_t r, int) {
         RowChoice choice = choices[slots[r]];
@@ -301,7 +301,7 @@ bool mask_row(const SamplingKernels& kernels, float* logits, std::size_t vocab_s
 
 bool mask_tokens(ThreadPool& pool, float* logits, std::size_t vocab_size, const std::int64_t* rows, std::size_t num_rows,
                  const std::uint32_t* bits, std::size_t num_words) {
-    mask_counter.add();
+    mask_counter.add(kKernels.chosen());
     const SamplingKernels& kernels = kKernels.active();
     std::vector<char> has_candidate(num_rows);
     pool.run(num_rows, [&](std::size_t i, int) {
@@ -347,7 +347,7 @@ std::vector<std::int64_t> choose_usable_tokens(ThreadPool& pool, float* logits, 
 }
 
 void log_probabilities(ThreadPool& pool, const LogprobsCall& call) {
-    logprobs_counter.add();
+    logprobs_counter.add(kKernels.chosen());
     const SamplingKernels& kernels = kKernels.active();
     pool.run(call.num_rows, [&](std::size_t r, int) { score(kernels, call, r); });
 }

@@ -207,7 +207,7 @@ OCTAVO_INLINE void dot_of_group(const Bytes (&weights)[8], const HalfScales&, co
     }
 }
 
-#elif OCTAVO_ISA_avx512
+#elif OCTAVO_HAS_AVX512
 
 struct Columns {
     __m512 v;

@@ -5,4 +5,5 @@
 #define OCTAVO_DECLARE_KERNELS(Type, name) \
     namespace generic { extern const Type name; } \
     namespace avx2 { extern const Type name; } \
-    namespace avx512 { extern const Type name; }
+    namespace avx512 { extern const Type name; } \
+    namespace amx { extern const Type name; }

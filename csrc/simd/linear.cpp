@@ -26,7 +26,7 @@ struct TileSizes {
     int max_rows, max_rows_of_two;
     bool few_rows_take_two, many_rows_take_two;
 };
-#if OCTAVO_ISA_avx512
+#if OCTAVO_HAS_AVX512
 constexpr TileSizes kTiles{14, 6, false, true}, kWidenedTiles = kTiles;
 #else
 constexpr TileSizes kTiles{6, 3, true, false}, kWidenedTiles{6, 2, true, false};  // which needs a register or two
@@ -45,7 +45,7 @@ struct Float32 {
     static OCTAVO_INLINE Wide add(Wide sum, Wide input, Wide weights) { return fma(input, weights, sum); }
 };
 
-#if OCTAVO_ISA_avx512
+#if OCTAVO_HAS_AVX512
 
 struct BFloat16 {
     using Input = std::uint16_t;

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "simd/instruction_sets.h"
+
 namespace octavo {
 
 // Multiply-adds in registers, in independent chains. `run` is null where the instruction set has no unit of that type.
@@ -18,14 +20,6 @@ struct RooflineKernels {
     Multiplier float32, bfloat16, int8;
 };
 
-namespace generic {
-extern const RooflineKernels roofline_kernels;
-}
-namespace avx2 {
-extern const RooflineKernels roofline_kernels;
-}
-namespace avx512 {
-extern const RooflineKernels roofline_kernels;
-}
+OCTAVO_DECLARE_KERNELS(RooflineKernels, roofline_kernels)
 
 }  // namespace octavo

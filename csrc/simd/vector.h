@@ -10,7 +10,10 @@
 #include <cstdint>
 #include <cstring>
 
-#if OCTAVO_ISA_avx2 || OCTAVO_ISA_avx512
+#if OCTAVO_ISA_avx512 || OCTAVO_ISA_amx
+#define OCTAVO_HAS_AVX512 1
+#endif
+#if OCTAVO_ISA_avx2 || OCTAVO_HAS_AVX512
 #define OCTAVO_HAS_AVX2 1
 #endif
 
@@ -134,7 +137,7 @@ OCTAVO_INLINE F32x8 load_bfloat16(const std::uint16_t* p) {
 
 #endif
 
-#if OCTAVO_ISA_avx512
+#if OCTAVO_HAS_AVX512
 
 struct F32x16 {
     __m512 v;

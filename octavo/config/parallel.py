@@ -45,6 +45,6 @@ class ParallelConfig:
         str,
         Option(
             "Instruction set of the native CPU kernels: auto = the highest this CPU has.",
-            choices=("auto", "generic", "avx2", "avx512"),
+            choices=("auto", "generic", "avx2", "avx512", "amx"),
         ),
     ] = "auto"

@@ -58,10 +58,12 @@ NATIVE_BLOCK_SIZE_MULTIPLE = 16
 """Head sizes and block sizes that native attention takes."""
 
 _AVX2 = frozenset({"avx2", "fma", "f16c"})
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni"}
 
 NATIVE_ISAS: dict[str, frozenset[str]] = {
     "generic": frozenset(),
     "avx2": _AVX2,
-    "avx512": _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16", "avx512_vnni"},
+    "avx512": _AVX512,
+    "amx": _AVX512 | {"amx_tile", "amx_bf16", "amx_int8"},
 }
 """Instruction sets that native kernels are compiled for, lowest first, and what a CPU must have for each."""
