@@ -5,6 +5,9 @@
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
+#if OCTAVO_ISA_amx
+#include "simd/tiles.h"
+#endif
 
 namespace octavo::OCTAVO_ISA {
 namespace {
@@ -43,6 +46,36 @@ void multiply_float32(std::size_t rounds) {
     }
 }
 
+#if OCTAVO_ISA_amx
+
+constexpr int kTileChains = 4;  // sum tiles, of two left tiles and two right ones each
+
+// Rounds of products of whole tiles, all of zeros: the time is the same.
+template <class AddProducts>
+OCTAVO_INLINE void multiply_tiles(std::size_t rounds, AddProducts add_products) {
+    TileShapes shapes;
+    for (int tile = 0; tile < 8; ++tile) shapes.set(tile, kTileRows);
+    const TileScope scope(shapes);
+    while (rounds--) add_products();
+}
+
+void multiply_bfloat16(std::size_t rounds) {
+    multiply_tiles(rounds, [] {
+        add_products_bfloat16<0, 4, 6>(), add_products_bfloat16<1, 4, 7>();
+        add_products_bfloat16<2, 5, 6>(), add_products_bfloat16<3, 5, 7>();
+    });
+}
+void multiply_int8(std::size_t rounds) {
+    multiply_tiles(rounds, [] {
+        add_products_int8<0, 4, 6>(), add_products_int8<1, 4, 7>();
+        add_products_int8<2, 5, 6>(), add_products_int8<3, 5, 7>();
+    });
+}
+constexpr Multiplier kBFloat16{multiply_bfloat16, kTileChains * 16 * 16 * 32 * 2};
+constexpr Multiplier kInt8{multiply_int8, kTileChains * 16 * 16 * 64 * 2};
+
+#else
+
 #if defined(__AVX512BF16__)
 void multiply_bfloat16(std::size_t rounds) {
     __m512 sums[kChains] = {};
@@ -71,6 +104,8 @@ void multiply_int8(std::size_t rounds) {
 constexpr Multiplier kInt8{multiply_int8, kChains * 64 * 2};
 #else
 constexpr Multiplier kInt8{nullptr, 0};
+#endif
+
 #endif
 
 constexpr Multiplier kFloat32{multiply_float32, kChains * 16 * 2};
