@@ -3,6 +3,9 @@
 
 #include "simd/lanes.h"
 #include "simd/math.h"
+#if OCTAVO_ISA_amx
+#include "simd/linear_tiles.h"
+#endif
 
 namespace octavo::OCTAVO_ISA {
 namespace {
@@ -355,6 +358,51 @@ void linear(const LinearTask& task) {
     }
 }
 
+#if OCTAVO_ISA_amx
+
+// Panels that come next are fetched by the blocks of rows together; a block that is alone runs ahead of itself.
+OCTAVO_INLINE void look_ahead(TileBlock& block, std::size_t panel_bytes, std::size_t number, std::size_t num_blocks) {
+    block.ahead_step = (kStepBytes / num_blocks + 63) / 64 * 64;
+    const std::size_t share = block.k / kStepK * block.ahead_step;
+    block.ahead = block.panel + (num_blocks == 1 ? kPrefetch : 2 * panel_bytes + number * share);
+}
+
+template <class Results>
+void bfloat16_linear(const LinearTask& task) {
+    alignas(64) float sums[kRowsOfTiles * kSumsStride];
+    const std::size_t panel_bytes = (task.k + 1) / 2 * kLine;
+    const std::size_t num_blocks = (task.num_rows + kRowsOfTiles - 1) / kRowsOfTiles;
+    std::size_t rows_of_shapes = task.num_rows < kRowsOfTiles ? task.num_rows : kRowsOfTiles;
+    const TileScope scope(shapes_for(rows_of_shapes));
+    for (std::size_t panel = task.first_panel; panel < task.last_panel; panel += 2) {
+        const std::size_t num_panels = task.last_panel - panel < 2 ? 1 : 2;
+        for (std::size_t i = 0, row = 0; i < num_blocks; ++i, row += kRowsOfTiles) {
+            const std::size_t left = task.num_rows - row, num_rows = left < kRowsOfTiles ? left : kRowsOfTiles;
+            if (num_rows != rows_of_shapes) configure_tiles(shapes_for(rows_of_shapes = num_rows));
+            TileBlock block{.x = static_cast<const std::uint16_t*>(task.x) + row * task.k,
+                            .num_rows = num_rows,
+                            .k = task.k,
+                            .panel = static_cast<const char*>(task.panels) + panel * panel_bytes,
+                            .ahead = nullptr,
+                            .ahead_step = 0,
+                            .sums = sums,
+                            .sums_stride = kSumsStride * sizeof(float)};
+            for (std::size_t p = 0; p < num_panels; ++p, block.panel += panel_bytes, block.sums += kColumns) {
+                look_ahead(block, panel_bytes, i, num_blocks);
+                num_rows > kTileRows ? multiply_block<true>(block) : multiply_block<false>(block);
+            }
+            Results::finish(task, row, num_rows, panel, num_panels, sums);
+        }
+    }
+}
+
+#else
+
+template <class Results>
+constexpr LinearKernel bfloat16_linear = linear<BFloat16, Results>;
+
+#endif
+
 void widen(const std::uint16_t* from, float* to, std::size_t count) {
     std::size_t i = 0;
     for (; i + kLanes <= count; i += kLanes) store(to + i, load(from + i));
@@ -367,10 +415,10 @@ const LinearKernels linear_kernels{
     .panel_columns = kColumns,
     .widens = sizeof(BFloat16::Input) != sizeof(std::uint16_t),
     .float32 = linear<Float32, Plain<float>>,
-    .bfloat16 = linear<BFloat16, Plain<std::uint16_t>>,
-    .bfloat16_float32 = linear<BFloat16, Plain<float>>,
+    .bfloat16 = bfloat16_linear<Plain<std::uint16_t>>,
+    .bfloat16_float32 = bfloat16_linear<Plain<float>>,
     .gated_float32 = linear<Float32, Gated<float>>,
-    .gated_bfloat16 = linear<BFloat16, Gated<std::uint16_t>>,
+    .gated_bfloat16 = bfloat16_linear<Gated<std::uint16_t>>,
     .widen = widen,
 };
 
