@@ -15,7 +15,6 @@ constexpr std::size_t kTasksPerThread = 8;      // so that threads end together
 constexpr std::size_t kMostPanelsPerTask = 8;
 constexpr std::size_t kFewRows = 16;            // weights come from memory, and only once
 constexpr std::size_t kStreamedRows = 128;      // reading weights takes a share of the time worth hiding
-constexpr std::size_t kLeastRowsPerTask = 24;
 constexpr std::size_t kPackedAtOnce = 64;       // words of each row: what is written then stays in the first-level cache
 constexpr std::size_t kWidenedAtOnce = 32768;   // numbers
 
@@ -66,12 +65,13 @@ struct Split {
     std::size_t rows_per_task, panels_per_task;
 };
 
-Split split(std::size_t num_rows, std::size_t num_panels, std::size_t panels_together, std::size_t num_threads) {
+Split split(TaskRows rows, std::size_t num_rows, std::size_t num_panels, std::size_t panels_together,
+            std::size_t num_threads) {
     const std::size_t wanted = kTasksPerThread * num_threads;
     const std::size_t panels = std::min(num_panels / wanted, kMostPanelsPerTask) / 2 * 2;
     if (num_rows <= kFewRows) return {num_rows, std::max(panels, panels_together)};
-    const std::size_t for_balance = std::min(divide_up(wanted, divide_up(num_panels, 2)), num_rows / kLeastRowsPerTask);
-    const std::size_t row_tasks = std::max({divide_up(num_rows, kMaxLinearRows), for_balance, std::size_t{1}});
+    const std::size_t for_balance = std::min(divide_up(wanted, divide_up(num_panels, 2)), num_rows / rows.least);
+    const std::size_t row_tasks = std::max({divide_up(num_rows, rows.most), for_balance, std::size_t{1}});
     return {divide_up(num_rows, row_tasks), row_tasks == 1 ? std::max<std::size_t>(panels, 2) : 2};
 }
 
@@ -145,7 +145,9 @@ struct PackedLinear::Tasks {
 
 PackedLinear::Tasks PackedLinear::tasks_of(ThreadPool& pool, const void* x, std::size_t num_rows, LinearTask task) const {
     const bool widens = type_ == NumberType::bfloat16 && kernels_.widens;
-    const Split step = split(num_rows, num_panels(), gated_ ? 2 : 1, static_cast<std::size_t>(pool.num_threads()));
+    const TaskRows rows = type_ == NumberType::float32 ? kernels_.rows_of_float32 : kernels_.rows_of_bfloat16;
+    const auto num_threads = static_cast<std::size_t>(pool.num_threads());
+    const Split step = split(rows, num_rows, num_panels(), gated_ ? 2 : 1, num_threads);
     task.x = widens ? widened(pool, kernels_, x, num_rows * k()) : x;
     task.num_rows = num_rows;
     task.k = k();

@@ -1,8 +1,8 @@
 // Micro-kernels of the packed linear: a few rows by a few panels, their sums in registers while k runs once.
 #include "simd/linear.h"
 
-#include "simd/lanes.h"
 #include "simd/math.h"
+#include "simd/wide_lanes.h"
 #if OCTAVO_ISA_amx
 #include "simd/linear_tiles.h"
 #endif
@@ -14,6 +14,7 @@ constexpr int kVectors = 2;  // of a panel
 constexpr std::size_t kColumns = kVectors * kWideLanes;
 constexpr std::size_t kLine = kColumns * 4;  // bytes of a panel's row of words
 constexpr std::size_t kSumsStride = 2 * kColumns;
+constexpr TaskRows kTaskRows{24, 96};
 constexpr std::size_t kPrefetch = 1536;  // bytes ahead in a panel read once: past what the hardware does at a page's end
 
 // Lines of a panel that the tiles of several rows share in a cache: the second level's, or, where panels come from memory
@@ -216,9 +217,9 @@ OCTAVO_INLINE AddTile<Format> tile_of(std::size_t num_rows) {
 
 // ---- Results ----
 
-OCTAVO_INLINE Lanes biased(const LinearTask& task, std::size_t panel, std::size_t column, const float* sums) {
-    const Lanes sum = load(sums + column);
-    return task.bias ? sum + load(task.bias + panel * kColumns + column) : sum;
+OCTAVO_INLINE Wide biased(const LinearTask& task, std::size_t panel, std::size_t column, const float* sums) {
+    const Wide sum = Wide::load(sums + column);
+    return task.bias ? sum + Wide::load(task.bias + panel * kColumns + column) : sum;
 }
 
 // Where the panel's columns go, and how many of them there are.
@@ -233,8 +234,8 @@ OCTAVO_INLINE Place place_of(const LinearTask& task, std::size_t panel) {
 }
 
 template <class Out>
-OCTAVO_INLINE void store_columns(Out* out, std::size_t count, std::size_t column, Lanes values) {
-    if (column + kLanes <= count) {
+OCTAVO_INLINE void store_columns(Out* out, std::size_t count, std::size_t column, Wide values) {
+    if (column + kWideLanes <= count) {
         store(out + column, values);
     } else {
         store_first(out + column, values, static_cast<int>(count - column));
@@ -250,7 +251,7 @@ struct Plain {
             const Place place = place_of(task, panel + p);
             for (std::size_t i = 0; i < num_rows; ++i) {
                 Out* out = static_cast<Out*>(task.out) + (row + i) * task.out_stride + place.column;
-                for (std::size_t c = 0; c < place.count; c += kLanes) {
+                for (std::size_t c = 0; c < place.count; c += kWideLanes) {
                     store_columns(out, place.count, c, biased(task, panel + p, c, sums + i * kSumsStride + p * kColumns));
                 }
             }
@@ -265,9 +266,9 @@ struct Gated {
         const Place place = place_of(task, panel);
         for (std::size_t i = 0; i < num_rows; ++i) {
             Out* out = static_cast<Out*>(task.out) + (row + i) * task.out_stride + place.column;
-            for (std::size_t c = 0; c < place.count; c += kLanes) {
-                const Lanes gate = round_lanes<Out>(biased(task, panel, c, sums + i * kSumsStride));
-                const Lanes up = round_lanes<Out>(biased(task, panel + 1, c, sums + i * kSumsStride + kColumns));
+            for (std::size_t c = 0; c < place.count; c += kWideLanes) {
+                const Wide gate = round_lanes<Out>(biased(task, panel, c, sums + i * kSumsStride));
+                const Wide up = round_lanes<Out>(biased(task, panel + 1, c, sums + i * kSumsStride + kColumns));
                 store_columns(out, place.count, c, activate(gate, task.activation) * up);
             }
         }
@@ -352,13 +353,15 @@ void multiply(const LinearTask& task, std::size_t panel, std::size_t num_panels,
 
 template <class Format, class Results>
 void linear(const LinearTask& task) {
-    alignas(64) float sums[kMaxLinearRows * kSumsStride];
+    alignas(64) float sums[kTaskRows.most * kSumsStride];
     for (std::size_t panel = task.first_panel; panel < task.last_panel; panel += 2) {
         multiply<Format, Results>(task, panel, task.last_panel - panel < 2 ? 1 : 2, sums);
     }
 }
 
 #if OCTAVO_ISA_amx
+
+constexpr TaskRows kBFloat16TaskRows{4 * kRowsOfTiles, 8 * kRowsOfTiles};
 
 // Panels that come next are fetched by the blocks of rows together; a block that is alone runs ahead of itself.
 OCTAVO_INLINE void look_ahead(TileBlock& block, std::size_t panel_bytes, std::size_t number, std::size_t num_blocks) {
@@ -398,6 +401,8 @@ void bfloat16_linear(const LinearTask& task) {
 
 #else
 
+constexpr TaskRows kBFloat16TaskRows = kTaskRows;
+
 template <class Results>
 constexpr LinearKernel bfloat16_linear = linear<BFloat16, Results>;
 
@@ -413,6 +418,8 @@ void widen(const std::uint16_t* from, float* to, std::size_t count) {
 
 const LinearKernels linear_kernels{
     .panel_columns = kColumns,
+    .rows_of_float32 = kTaskRows,
+    .rows_of_bfloat16 = kBFloat16TaskRows,
     .widens = sizeof(BFloat16::Input) != sizeof(std::uint16_t),
     .float32 = linear<Float32, Plain<float>>,
     .bfloat16 = bfloat16_linear<Plain<std::uint16_t>>,

@@ -9,8 +9,10 @@
 
 namespace octavo {
 
-// Most rows of one task.
-inline constexpr std::size_t kMaxLinearRows = 96;
+// How many rows a task may have, where there are more than a few.
+struct TaskRows {
+    std::size_t least, most;
+};
 
 // Rows times panels [first_panel, last_panel), an even number first. A panel is [ceil(bytes of a row / 4)][columns] words
 // of 4 bytes of the weight, row by row of it: one float32, or two bfloat16 that are neighbours in k (the last one's partner
@@ -35,6 +37,7 @@ using LinearKernel = void (*)(const LinearTask&);
 
 struct LinearKernels {
     std::size_t panel_columns;
+    TaskRows rows_of_float32, rows_of_bfloat16;
     bool widens;  // inputs for bfloat16 weights are float32, which the caller makes of them
     LinearKernel float32;           // float32 weights and results
     LinearKernel bfloat16;          // bfloat16 weights and results
