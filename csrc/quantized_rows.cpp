@@ -51,7 +51,7 @@ void quantize_rows(ThreadPool& pool, const void* x, NumberType type, const Quant
 
 void rms_norm_quantize(ThreadPool& pool, const NormCall& call, NumberType type, NumberType residual_type,
                        const QuantizedRows& out) {
-    norm_counter.add(kKernels.chosen());
+    norm_counter.add(kElementwise.chosen());
     const auto kernel = kElementwise.active().rms_norm[type == NumberType::bfloat16][residual_type == NumberType::bfloat16];
     over_each_row(pool, out.num_rows, [&](std::size_t row) {
         NormCall one = call;

@@ -59,7 +59,7 @@ def test_latency_has_its_percentiles(succ: Path, tmp_path: Path) -> None:
 
 def test_figures_are_held_against_ceilings_of_the_same_run(succ: Path, tmp_path: Path) -> None:
     pytest.importorskip("octavo._native")
-    result = bench(tmp_path, "throughput", "--model", str(succ), "--num-prompts", "2", *SHAPE)
+    result = bench(tmp_path, "throughput", "--model", str(succ), "--dtype", "float32", "--num-prompts", "2", *SHAPE)
     assert set(result) >= SHARES
     assert set(result["ceilings"]) >= {"read_gbps", "bf16_gflops", "int8_gops"}
     assert result["num_steps"] == 4  # the prompts, and three decode steps of both

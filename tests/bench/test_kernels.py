@@ -36,7 +36,7 @@ def test_every_linear_of_the_model_and_its_attention_is_measured(
     succ: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "kernels.json"
-    flags = ["--rows", "1,3", "--contexts", "8", "--repeats", "1", "--num-threads", "1"]
+    flags = ["--rows", "1,3", "--contexts", "8", "--repeats", "1", "--num-threads", "1", "--dtype", "float32"]
     assert main(["bench", "kernels", "--model", str(succ), *flags, "--output-json", str(output)]) == 0
     result = json.loads(output.read_text())
     names = ["attention.qkv", "attention.out", "mlp.gate_up", "mlp.down", "lm_head"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -15,6 +17,7 @@ from octavo.device.ops.qkv_rope_write import HeadNorm
 from octavo.device.ops.rope import RopeTable
 from octavo.words.errors import UnsupportedError
 from tests.device.ops.naive import in_strips
+from tests.instruction_sets import counter_of
 
 native = pytest.importorskip("octavo._native", reason="built without the native module")
 
@@ -188,9 +191,10 @@ def test_instruction_sets_agree_to_the_bit(
     for width in WIDTHS:
         op = make(dtype, width)
         generic = op(load_kernels("native", isa="generic"), slice(0, ROWS))
-        before = sum(count for name, count in native.kernel_counts().items() if name.endswith(isa))
+        before = Counter(native.kernel_counts())
         assert equal(op(load_kernels("native", isa=isa), slice(0, ROWS)), generic)
-        assert sum(count for name, count in native.kernel_counts().items() if name.endswith(isa)) > before
+        ran = Counter(native.kernel_counts()) - before
+        assert any(name == counter_of(name.partition(".")[0], isa) for name in ran)
 
 
 def test_activations_are_exact_at_the_ends_of_the_scale() -> None:
@@ -204,13 +208,18 @@ def test_activations_are_exact_at_the_ends_of_the_scale() -> None:
 
 
 def test_the_error_function_is_exact_at_the_ends_of_the_scale() -> None:
-    x = torch.tensor([[-200.0, -6.0, -1.0, -0.0, 1e-30, 0.5, 6.0, 3e38, float("nan"), float("inf")]])
-    for name in ("gelu", "relu", "tanh"):
-        column = DenseWeight(torch.ones(1, 1))  # a projection that changes nothing
-        got, expected = (
-            load_kernels(backend).linear_activation(x.T, column, name) for backend in ("native", "reference")
-        )
-        torch.testing.assert_close(got, expected, rtol=2e-6, atol=1e-6, equal_nan=True)
+    """Held against the definitions in float64: torch's own gelu overflows on CPUs with AVX-512."""
+    x = torch.tensor([-200.0, -6.0, -1.0, -0.0, 1e-30, 0.5, 6.0, 3e38, float("nan"), float("inf")])
+    wide = x.double()
+    expected = {
+        "gelu": wide * 0.5 * (1 + torch.erf(wide / math.sqrt(2))),
+        "relu": wide.clamp(min=0),
+        "tanh": wide.tanh(),
+    }
+    column = DenseWeight(torch.ones(1, 1))  # a projection that changes nothing
+    for name, values in expected.items():
+        got = load_kernels("native").linear_activation(x[:, None], column, name)[:, 0]
+        torch.testing.assert_close(got, values.float(), rtol=2e-6, atol=1e-6, equal_nan=True)
 
 
 def test_what_is_out_of_range_is_refused() -> None:

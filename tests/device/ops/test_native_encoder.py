@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from octavo.device.ops.kernels import load_kernels
+from tests.instruction_sets import counter_of
 
 native = pytest.importorskip("octavo._native", reason="built without the native module")
 
@@ -56,9 +57,10 @@ def test_neither_other_texts_nor_threads_nor_instruction_sets_change_a_text(head
     for text, expected in zip(given, together, strict=True):
         assert torch.equal(attend([text])[0], expected)
     for isa in native.available_isas():
-        before = native.kernel_counts().get(f"encoder_attention.{isa}", 0)
+        counter = counter_of("encoder_attention", isa)
+        before = native.kernel_counts().get(counter, 0)
         assert all(map(torch.equal, attend(given, isa=isa), together))
-        assert native.kernel_counts()[f"encoder_attention.{isa}"] > before
+        assert native.kernel_counts()[counter] > before
 
 
 def test_what_is_no_number_stays_in_its_text_and_head() -> None:

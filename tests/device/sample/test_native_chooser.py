@@ -14,6 +14,7 @@ from torch import Tensor
 from octavo.device.ops.native.context import NativeContext, open_native
 from octavo.device.sample.chooser import ROW_CHOICE, Chooser, RowChoices, TorchChooser
 from octavo.device.sample.native_chooser import NativeChooser
+from tests.instruction_sets import counter_of
 
 _native = pytest.importorskip("octavo._native")
 ISAS: list[str] = _native.available_isas()
@@ -157,5 +158,5 @@ def test_counters_prove_that_kernels_of_the_set_ran(native: NativeContext, choos
     choose(chooser, torch.zeros(1, 9), np.zeros(1, dtype=ROW_CHOICE))
     chooser.logprob_rows(torch.zeros(1, 9), torch.zeros(1, dtype=torch.int64), [1])
     after = native.library.kernel_counts()
-    for name in (f"sampler.{isa}", f"logprobs.{isa}"):
+    for name in (counter_of("sampler", isa), counter_of("logprobs", isa)):
         assert after[name] == before.get(name, 0) + 1
