@@ -4,6 +4,9 @@
 #include "simd/columns.h"
 #include "simd/lanes.h"
 #include "simd/quantize_group.h"
+#if OCTAVO_ISA_amx
+#include "simd/quantized_tiles.h"
+#endif
 
 namespace octavo::OCTAVO_ISA {
 namespace {
@@ -138,14 +141,11 @@ OCTAVO_INLINE void finish(const QuantizedTask& task, const char* panel, std::siz
     }
 }
 
-template <WeightFormat kFormat, class Out>
-void panel_times_rows(const QuantizedTask& task, std::size_t panel_number, std::size_t row, std::size_t num_rows) {
+// Adds all groups of a panel to the totals of some rows.
+template <WeightFormat kFormat>
+void accumulate_panel(const QuantizedTask& task, const char* block, const ActivationGroup* x, std::size_t num_rows,
+                      float (*totals)[16]) {
     constexpr PanelLayout kLayout = layout_of(kFormat);
-    const char* panel = task.panels + panel_number * kLayout.panel_bytes(task.num_groups);
-    const ActivationGroup* x = task.x + row;
-    float totals[kRowsAtOnce][16];
-    for (std::size_t r = 0; r < num_rows; ++r) Columns::zero().store(totals[r]);
-    const char* block = panel + kLayout.panel_header();
     for (std::size_t g = 0; g < task.num_groups; g += kLayout.groups_of_block(), block += kLayout.block_bytes()) {
         for (std::size_t i = 0; i < kLayout.groups_of_block(); ++i) {
             const char* group = block + kLayout.block_header() + i * kLayout.group_bytes();
@@ -153,6 +153,49 @@ void panel_times_rows(const QuantizedTask& task, std::size_t panel_number, std::
             accumulate_rows<kFormat>({block, group}, x + (g + i) * task.x_stride, num_rows, totals);
         }
     }
+}
+
+#if OCTAVO_ISA_amx
+
+// The same on tiles, for enough rows.
+template <WeightFormat kFormat>
+void accumulate_panel_on_tiles(const QuantizedTask& task, const char* block, const ActivationGroup* x,
+                               std::size_t num_rows, float (*totals)[16]) {
+    constexpr PanelLayout kLayout = layout_of(kFormat);
+    constexpr int kParts = UnpackedGroups<kFormat>::kParts;
+    std::size_t rows_of_shapes = num_rows < kTileRows ? num_rows : kTileRows;
+    const TileScope scope(group_shapes(static_cast<int>(rows_of_shapes), kParts));
+    for (std::size_t first = 0; first < task.num_groups; first += kGroupsAtOnce) {
+        UnpackedGroups<kFormat> groups;
+        for (std::size_t g = first; g < task.num_groups && groups.count < kGroupsAtOnce; ++g) {
+            const std::size_t in_block = g % kLayout.groups_of_block();
+            const char* of_group = block + g / kLayout.groups_of_block() * kLayout.block_bytes();
+            const char* group = of_group + kLayout.block_header() + in_block * kLayout.group_bytes();
+            fetch_ahead<kFormat>(group);
+            groups.put(Group<kFormat>(of_group, group));
+        }
+        for (std::size_t row = 0; row < num_rows; row += kTileRows) {
+            const std::size_t rows = num_rows - row < kTileRows ? num_rows - row : kTileRows;
+            if (rows != rows_of_shapes) configure_tiles(group_shapes(static_cast<int>(rows_of_shapes = rows), kParts));
+            add_groups(groups, x + first * task.x_stride + row, task.x_stride, rows, totals + row);
+        }
+    }
+}
+
+#endif
+
+template <WeightFormat kFormat, class Out>
+void panel_times_rows(const QuantizedTask& task, std::size_t panel_number, std::size_t row, std::size_t num_rows) {
+    constexpr PanelLayout kLayout = layout_of(kFormat);
+    const char* panel = task.panels + panel_number * kLayout.panel_bytes(task.num_groups);
+    float totals[kRowsAtOnce][16];
+    for (std::size_t r = 0; r < num_rows; ++r) Columns::zero().store(totals[r]);
+#if OCTAVO_ISA_amx
+    const auto accumulate_all = num_rows < kLeastTileRows ? accumulate_panel<kFormat> : accumulate_panel_on_tiles<kFormat>;
+#else
+    constexpr auto accumulate_all = accumulate_panel<kFormat>;
+#endif
+    accumulate_all(task, panel + kLayout.panel_header(), task.x + row, num_rows, totals);
     finish<kFormat, Out>(task, panel, panel_number * kQuantizedColumns, row, num_rows, totals);
 }
 
