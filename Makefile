@@ -14,15 +14,17 @@ demo: setup
 test: setup
 	$(PYTHON) -m pytest
 
-# The kernels for AVX-512 on any x86-64 CPU with AVX2, over SIMDe (Debian: libsimde-dev): minutes to build.
+# The kernels for AVX-512 and AMX on any x86-64 CPU with AVX2, over SIMDe (Debian: libsimde-dev): minutes to build.
 test-emulated: setup
 	@scripts/native_build emulated -DOCTAVO_EMULATE_AVX512=ON
 	$(PYTHON) -m pytest $(NATIVE_TESTS) --native-library $$(ls build/emulated/_native*.so)
 
-# The same tests with every memory access and conversion of the native module checked, emulated kernels included where
-# there is SIMDe. Python and torch are not instrumented, so leaks are not looked for.
+# The same tests with every memory access and conversion of the native module checked; kernels that this CPU lacks are
+# emulated where there is SIMDe. Python and torch are not instrumented, so leaks are not looked for.
+sanitize: LACKS_AMX := $(if $(shell grep -m 1 amx_int8 /proc/cpuinfo),,yes)
 sanitize: setup
-	@scripts/native_build sanitize -DOCTAVO_SANITIZE=ON -DOCTAVO_EMULATE_AVX512=$(if $(wildcard /usr/include/simde),ON,OFF)
+	@scripts/native_build sanitize -DOCTAVO_SANITIZE=ON \
+	    -DOCTAVO_EMULATE_AVX512=$(if $(and $(LACKS_AMX),$(wildcard /usr/include/simde)),ON,OFF)
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" ASAN_OPTIONS=detect_leaks=0 \
 	    $(PYTHON) -m pytest --capture=no $(NATIVE_TESTS) --native-library $$(ls build/sanitize/_native*.so)
 
