@@ -15,6 +15,7 @@ namespace {
 constexpr IsaTable<AttentionKernels> kKernels OCTAVO_ISA_TABLE_WITH_AMX(attention_kernels);
 
 KernelCounter attention_counter{"paged_attention"};
+KernelCounter tiles_counter{"paged_attention_tiles"};
 KernelCounter split_counter{"paged_attention_split"};
 KernelCounter shared_counter{"paged_attention_shared"};
 
@@ -200,6 +201,18 @@ void put_in_order(const AttentionCall& call, std::size_t num_threads, std::vecto
     for (std::size_t i = 0; i + num_threads < tasks.size(); ++i) tasks[i].next = &tasks[i + num_threads];
 }
 
+bool fits_into_tiles(const AttentionCall& call, bool query_is_bfloat16) {
+    return query_is_bfloat16 && call.cache.type == CacheType::bfloat16 && call.head_size % kEntriesPerTile == 0;
+}
+
+AttentionKernel choose_kernel(const AttentionKernels& kernels, const AttentionCall& call, bool query_is_bfloat16) {
+    if (!kernels.attend_by_tiles || !fits_into_tiles(call, query_is_bfloat16)) {
+        return kernels.attend[query_is_bfloat16][static_cast<std::size_t>(call.cache.type)];
+    }
+    tiles_counter.add(kKernels.chosen());
+    return kernels.attend_by_tiles;
+}
+
 void attend_in_splits(ThreadPool& pool, const AttentionCall& call, std::vector<Unit>& units, AttentionKernel attend,
                       AttentionMerge merge) {
     split_counter.add(kKernels.chosen());
@@ -230,11 +243,11 @@ void testing_split_by_batch(bool wrong) { splits_by_batch = wrong; }
 void paged_attention(ThreadPool& pool, AttentionCall call, const AttentionStep& step, bool query_is_bfloat16) {
     call.keys_per_split = keys_per_split(step);
     const AttentionKernels& kernels = kKernels.active();
-    const AttentionKernel attend = kernels.attend[query_is_bfloat16][static_cast<std::size_t>(call.cache.type)];
     clear_padding(call, step, query_is_bfloat16);
     std::vector<Unit> units = make_units(call, step);
     if (units.empty()) return;
     attention_counter.add(kKernels.chosen());
+    const AttentionKernel attend = choose_kernel(kernels, call, query_is_bfloat16);
     for (Unit& unit : units) unit.task.runs = &unit.run;
     const bool has_few = pool.num_threads() > 1 && units.size() < kTasksPerThread * pool.num_threads();
     if ((has_few && std::ranges::any_of(units, &Unit::may_split)) || share_a_prefix(call, units)) {

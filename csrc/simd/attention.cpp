@@ -7,6 +7,9 @@
 
 #include "simd/attention_few_rows.h"
 #include "simd/attention_many_rows.h"
+#if OCTAVO_ISA_amx
+#include "simd/attention_tiles.h"
+#endif
 
 namespace octavo::OCTAVO_ISA {
 namespace {
@@ -28,8 +31,7 @@ void load_query(Work& work) {
 }
 
 template <class Cache>
-void attend_tile(Work& work, const Tile<Cache>& tile, std::int64_t position) {
-    const int num_strips = look_at_tile(work, position);
+void attend_tile(Work& work, const Tile<Cache>& tile, int num_strips) {
     if (work.num_rows <= kRowsPerBlock) return attend_few_rows(work, tile);
     attend_many_rows(work, tile, num_strips);
 }
@@ -47,8 +49,9 @@ void clear(Sums& sums, int num_rows, int head_size) {
     std::memset(sums.value, 0, static_cast<std::size_t>(num_rows) * head_size * sizeof(float));
 }
 
-template <class Cache>
-void attend_split(Work& work, int split) {
+// Calls attend_tile(work, tile, strips of it that any row sees) for each tile.
+template <class Cache, class AttendTile>
+void attend_split(Work& work, int split, AttendTile attend_tile) {
     clear(work.split, work.num_rows, work.head_size);
     const std::int64_t start = static_cast<std::int64_t>(split) * work.call.keys_per_split;
     const std::int64_t split_end = start + work.call.keys_per_split;
@@ -60,7 +63,7 @@ void attend_split(Work& work, int split) {
     for (std::int64_t position = begin; position < end; position += kKeysPerTile) {
         std::memcpy(tile.next, tile.strips, sizeof tile.next);
         find_next_strips(work, position, tile.next);
-        attend_tile(work, tile, position);
+        attend_tile(work, tile, look_at_tile(work, position));
         std::memcpy(tile.strips, tile.next, sizeof tile.strips);
     }
 }
@@ -116,18 +119,14 @@ void store_partials(const Work& work) {
     }
 }
 
-template <class Query, class Cache>
-void attend(const AttentionCall& call, const AttentionTask& task, float* scratch) {
-    Work work(call, task, scratch);
-    load_query<Query, Cache>(work);
-    if (task.runs[0].partial) {
-        attend_split<Cache>(work, task.first_split);
-        return store_partials(work);
-    }
-    attend_split<Cache>(work, task.first_split);
+template <class Query, class Cache, class AttendTile>
+void attend_splits(Work& work, AttendTile attend_tile) {
+    const AttentionTask& task = work.task;
+    attend_split<Cache>(work, task.first_split, attend_tile);
+    if (task.runs[0].partial) return store_partials(work);
     swap(work.split, work.total);
     for (int split = task.first_split + 1; split < task.last_split; ++split) {
-        attend_split<Cache>(work, split);
+        attend_split<Cache>(work, split, attend_tile);
         for (int row = 0; row < work.num_rows; ++row) {
             merge_row(work.total, row, work.split.largest[row], work.split.weight[row],
                       work.split.value + row * work.head_size, work.head_size);
@@ -135,6 +134,25 @@ void attend(const AttentionCall& call, const AttentionTask& task, float* scratch
     }
     write_rows<Query>(work);
 }
+
+template <class Query, class Cache>
+void attend(const AttentionCall& call, const AttentionTask& task, float* scratch) {
+    Work work(call, task, scratch);
+    load_query<Query, Cache>(work);
+    attend_splits<Query, Cache>(work, attend_tile<Cache>);
+}
+
+#if OCTAVO_ISA_amx
+void attend_by_tiles(const AttentionCall& call, const AttentionTask& task, float* scratch) {
+    Work work(call, task, scratch);
+    const int rows = rows_per_tile(work.num_rows);
+    const TileScope scope(attention_tile_shapes(rows, work.head_size));
+    copy_query(work);
+    attend_splits<Half, Half>(work, [rows](Work& work, const Tile<Half>& tile, int) { attend_rows_by_tiles(work, tile, rows); });
+}
+#else
+constexpr AttentionKernel attend_by_tiles = nullptr;
+#endif
 
 template <class Query>
 void merge(const AttentionCall& call, const AttentionTask& task, float* scratch) {
@@ -154,6 +172,7 @@ void merge(const AttentionCall& call, const AttentionTask& task, float* scratch)
 extern const AttentionKernels attention_kernels{
     {{attend<float, float>, attend<float, Half>, attend<float, Byte>},
      {attend<Half, float>, attend<Half, Half>, attend<Half, Byte>}},
+    attend_by_tiles,
     {merge<float>, merge<Half>}};
 
 }  // namespace octavo::OCTAVO_ISA

@@ -68,12 +68,16 @@ constexpr __attribute__((always_inline)) std::int64_t first_visible(const Attent
     return 0;
 }
 
+// Heads of a multiple of so many entries fit into tiles.
+inline constexpr int kEntriesPerTile = 16;
+
 using AttentionKernel = void (*)(const AttentionCall&, const AttentionTask&, float* scratch);
 // Puts the partial sums of a task of one run together, split by split from its `partial` on, and writes the results.
 using AttentionMerge = void (*)(const AttentionCall&, const AttentionTask&, float* scratch);
 
 struct AttentionKernels {
     AttentionKernel attend[2][kNumCacheTypes];  // [query is bfloat16]
+    AttentionKernel attend_by_tiles;            // of AMX, where both are bfloat16 and heads fit; or null
     AttentionMerge merge[2];
 };
 

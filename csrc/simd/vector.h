@@ -149,6 +149,15 @@ struct F32x16 {
 };
 
 OCTAVO_INLINE F32x16 fma(F32x16 a, F32x16 b, F32x16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+OCTAVO_INLINE F32x16 operator+(F32x16 a, F32x16 b) { return {_mm512_add_ps(a.v, b.v)}; }
+OCTAVO_INLINE F32x16 operator-(F32x16 a, F32x16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+OCTAVO_INLINE F32x16 operator*(F32x16 a, F32x16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+
+// Sixteen as eight and eight.
+OCTAVO_INLINE F32x8 lower_half(F32x16 a) { return {_mm512_castps512_ps256(a.v)}; }
+OCTAVO_INLINE F32x8 upper_half(F32x16 a) {
+    return {_mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a.v), 1))};
+}
 
 // Sixteen pairs of bfloat16.
 struct BF16Pairs {
@@ -156,7 +165,26 @@ struct BF16Pairs {
 
     static OCTAVO_INLINE BF16Pairs load(const void* p) { return {_mm512_loadu_si512(p)}; }
     static OCTAVO_INLINE BF16Pairs broadcast(std::uint32_t pair) { return {_mm512_set1_epi32(static_cast<int>(pair))}; }
+    OCTAVO_INLINE void store(void* p) const { _mm512_storeu_si512(p, v); }
 };
+
+OCTAVO_INLINE BF16Pairs operator&(BF16Pairs a, BF16Pairs b) { return {_mm512_and_si512(a.v, b.v)}; }
+
+// The nearest bfloat16 to those of `first` and then of `second`; subnormal numbers are zero.
+OCTAVO_INLINE BF16Pairs round_to_pairs(F32x16 first, F32x16 second) {
+#if OCTAVO_EMULATE_AVX512
+    const __m512 floats[2] = {first.v, second.v};
+    std::uint16_t rounded[32];
+    for (int i = 0; i < 32; ++i) {
+        float number;
+        std::memcpy(&number, reinterpret_cast<const char*>(floats) + i * sizeof number, sizeof number);
+        rounded[i] = to_bfloat16(__builtin_fabsf(number) < 0x1p-126f ? 0.0f * number : number);
+    }
+    return BF16Pairs::load(rounded);
+#else
+    return {(__m512i)_mm512_cvtne2ps_pbh(second.v, first.v)};
+#endif
+}
 
 // sum + the second product of each pair, and then + the first, each rounded once; subnormal numbers are zero.
 OCTAVO_INLINE F32x16 add_dot(F32x16 sum, BF16Pairs a, BF16Pairs b) {
