@@ -125,10 +125,10 @@ OCTAVO_INLINE void weigh_row(Work& work, int row, float unit) {
     work.split.weight[row] += sum_lanes(sum);
 }
 
-inline void weigh_rows(Work& work, int row, int end) {
+inline void weigh_rows(Work& work) {
     const AttentionCall& call = work.call;
     const float unit = call.softcap != 0.0f ? 1.0f : call.scale * kLog2E;
-    for (; row < end; ++row) {
+    for (int row = 0; row < work.num_rows; ++row) {
         float* scores = work.weights + row * kKeysPerTile;
         if (call.softcap != 0.0f) cap_scores(call, scores);
         if (work.sees_all) {
@@ -161,10 +161,11 @@ inline void copy_values(const Tile<Half>& tile, KeyRange range, int head_size, H
     }
 }
 
+// An exponent of ones carries into the sign's place.
 inline bool are_finite(const Half* numbers, int count) {
-    bool all = true;
-    for (int i = 0; i < count; ++i) all &= (numbers[i] & 0x7f80) != 0x7f80;
-    return all;
+    std::uint16_t carried = 0;
+    for (int i = 0; i < count; ++i) carried |= static_cast<std::uint16_t>((numbers[i] & 0x7f80) + 0x80);
+    return (carried & 0x8000) == 0;
 }
 
 // Adds a tile's rows of weighted values to `sums`.
@@ -207,23 +208,26 @@ inline KeyRange seen_by_any(const Work& work, int row, int end) {
     return any;
 }
 
+// What one step has stored is not loaded right after it: a tile cannot be loaded from stores that are still on their way.
 inline void attend_rows_by_tiles(Work& work, const Tile<Half>& tile, int rows) {
     const int head_size = work.head_size;
+    const auto for_tiles = [&](auto use) {
+        for (int row = 0; row < work.num_rows; row += rows) {
+            const int end = lower(row + rows, work.num_rows);
+            if (!seen_by_any(work, row, end).is_empty()) use(row, end);
+        }
+    };
     Half* pairs = pairs_of_values(work);
+    for_tiles([&](int row, int) {
+        multiply_keys(queries(work) + row * head_size, tile, head_size, work.weights + row * kKeysPerTile);
+    });
     copy_values(tile, seen_by_any(work, 0, work.num_rows), head_size, pairs);
     const bool together = work.sees_all || are_finite(pairs, kKeysPerTile * head_size);
-    for (int row = 0; row < work.num_rows; row += rows) {
-        const int end = lower(row + rows, work.num_rows);
-        if (seen_by_any(work, row, end).is_empty()) continue;
-        float* weights = work.weights + row * kKeysPerTile;
-        multiply_keys(queries(work) + row * head_size, tile, head_size, weights);
-        weigh_rows(work, row, end);
-        if (together) {
-            multiply_values(weights, pairs, head_size, work.split.value + row * head_size);
-        } else {
-            multiply_own_values(work, tile, row, end);
-        }
-    }
+    weigh_rows(work);
+    for_tiles([&](int row, int end) {
+        if (!together) return multiply_own_values(work, tile, row, end);
+        multiply_values(work.weights + row * kKeysPerTile, pairs, head_size, work.split.value + row * head_size);
+    });
 }
 
 }  // namespace octavo::OCTAVO_ISA
