@@ -60,3 +60,28 @@ def spec_of(batch: PagedBatch) -> FullAttentionSpec:
         head_size=batch.head_size,
         dtype=str(batch.kv_cache.dtype).removeprefix("torch."),
     )
+
+
+def part_of(whole: PagedBatch, request: int, start: int, stop: int) -> PagedBatch:
+    """Rows start .. stop of one request of a batch whose requests have no tokens before the step, in the same cache."""
+    first_row = sum(new for _, new in whole.lengths[:request])
+    shape = (whole.num_heads, whole.num_kv_heads, whole.head_size, whole.dtype)
+    part = PagedBatch([(start, stop - start)], *shape)
+    part.kv_cache, part.block_table = whole.kv_cache, whole.block_table[request : request + 1]
+    part.block_size = whole.block_size
+    part.query = whole.query[first_row + start : first_row + stop]
+    return part
+
+
+def in_chunks(
+    backend: AttentionBackend,
+    whole: PagedBatch,
+    request: int,
+    length: int,
+    size: int,
+    options: AttentionOptions,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """One request's first rows, some at a time."""
+    parts = [part_of(whole, request, at, min(at + size, length)) for at in range(0, length, size)]
+    return torch.cat([attend(backend, part, options, sinks) for part in parts])
