@@ -46,27 +46,33 @@ inline void copy_query(const Work& work) {
 
 // ---- Scores and weights ----
 
-// Scores of a tile's rows, and of all its keys: those that nobody sees are of no account.
-inline void multiply_keys(const Half* query, const Tile<Half>& tile, int head_size, float* scores) {
+// Scores of a tile's rows, and of all its keys: those that nobody sees are of no account. Meanwhile those of the
+// next tile are fetched.
+template <bool kReadsAhead>
+OCTAVO_INLINE void multiply_keys(const Half* query, const Tile<Half>& tile, int head_size, float* scores) {
     const std::size_t row_bytes = head_size * sizeof(Half);
-    const Half* const keys[] = {tile.strips[0].keys(), tile.strips[1].keys(), tile.strips[2].keys(), tile.strips[3].keys()};
-    zero_tile<0>(), zero_tile<1>(), zero_tile<2>(), zero_tile<3>();
     int d = 0;
+    const auto keys = [&](int strip) {
+        const std::ptrdiff_t at = d * kKeysPerStrip;
+        for (int row = 0; kReadsAhead && row < kTileRows; ++row) {
+            __builtin_prefetch(tile.next[strip].keys() + at + row * 2 * kKeysPerStrip, 0, 2);
+        }
+        return tile.strips[strip].keys() + at;
+    };
+    zero_tile<0>(), zero_tile<1>(), zero_tile<2>(), zero_tile<3>();
     for (; d + 32 <= head_size; d += 32) {
-        const std::size_t at = d * kKeysPerStrip;
         load_tile<4>(query + d, row_bytes);
-        load_tile<5>(keys[0] + at, kTileRowBytes), add_products_bfloat16<0, 4, 5>();
-        load_tile<5>(keys[1] + at, kTileRowBytes), add_products_bfloat16<1, 4, 5>();
-        load_tile<5>(keys[2] + at, kTileRowBytes), add_products_bfloat16<2, 4, 5>();
-        load_tile<5>(keys[3] + at, kTileRowBytes), add_products_bfloat16<3, 4, 5>();
+        load_tile<5>(keys(0), kTileRowBytes), add_products_bfloat16<0, 4, 5>();
+        load_tile<5>(keys(1), kTileRowBytes), add_products_bfloat16<1, 4, 5>();
+        load_tile<5>(keys(2), kTileRowBytes), add_products_bfloat16<2, 4, 5>();
+        load_tile<5>(keys(3), kTileRowBytes), add_products_bfloat16<3, 4, 5>();
     }
     if (d < head_size) {
-        const std::size_t at = d * kKeysPerStrip;
         load_tile<6>(query + d, row_bytes);
-        load_tile<7>(keys[0] + at, kTileRowBytes), add_products_bfloat16<0, 6, 7>();
-        load_tile<7>(keys[1] + at, kTileRowBytes), add_products_bfloat16<1, 6, 7>();
-        load_tile<7>(keys[2] + at, kTileRowBytes), add_products_bfloat16<2, 6, 7>();
-        load_tile<7>(keys[3] + at, kTileRowBytes), add_products_bfloat16<3, 6, 7>();
+        load_tile<7>(keys(0), kTileRowBytes), add_products_bfloat16<0, 6, 7>();
+        load_tile<7>(keys(1), kTileRowBytes), add_products_bfloat16<1, 6, 7>();
+        load_tile<7>(keys(2), kTileRowBytes), add_products_bfloat16<2, 6, 7>();
+        load_tile<7>(keys(3), kTileRowBytes), add_products_bfloat16<3, 6, 7>();
     }
     constexpr std::size_t kStride = kKeysPerTile * sizeof(float);
     store_tile<0>(scores, kStride), store_tile<1>(scores + 16, kStride);
@@ -144,7 +150,7 @@ inline void weigh_rows(Work& work) {
 // ---- Values ----
 
 // Values of the keys in `range` by pairs, as they lie in strips; those of others, which may be anything, are zero. The next
-// tile is fetched meanwhile.
+// tile's are fetched meanwhile.
 inline void copy_values(const Tile<Half>& tile, KeyRange range, int head_size, Half* pairs) {
     for (int pair = 0; pair < kPairsPerTile; ++pair) {
         const int strip = pair / kPairsPerStrip;
@@ -152,10 +158,9 @@ inline void copy_values(const Tile<Half>& tile, KeyRange range, int head_size, H
         const auto seen = [&](int key) { return key >= range.first && key < range.last ? 0xffffu : 0u; };
         const BF16Pairs mask = BF16Pairs::broadcast(seen(2 * pair) | seen(2 * pair + 1) << 16);
         const Half *values = tile.strips[strip].values() + at;
-        const Half *next_keys = tile.next[strip].keys() + at, *next_values = tile.next[strip].values() + at;
+        const Half* next = tile.next[strip].values() + at;
         for (int i = 0; i < 2 * head_size; i += 32, pairs += 32) {
-            __builtin_prefetch(next_keys + i, 0, 2);
-            __builtin_prefetch(next_values + i, 0, 2);
+            __builtin_prefetch(next + i, 0, 2);
             (BF16Pairs::load(values + i) & mask).store(pairs);
         }
     }
@@ -219,7 +224,9 @@ inline void attend_rows_by_tiles(Work& work, const Tile<Half>& tile, int rows) {
     };
     Half* pairs = pairs_of_values(work);
     for_tiles([&](int row, int) {
-        multiply_keys(queries(work) + row * head_size, tile, head_size, work.weights + row * kKeysPerTile);
+        const Half* query = queries(work) + row * head_size;
+        float* scores = work.weights + row * kKeysPerTile;
+        row == 0 ? multiply_keys<true>(query, tile, head_size, scores) : multiply_keys<false>(query, tile, head_size, scores);
     });
     copy_values(tile, seen_by_any(work, 0, work.num_rows), head_size, pairs);
     const bool together = work.sees_all || are_finite(pairs, kKeysPerTile * head_size);
