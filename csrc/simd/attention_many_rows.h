@@ -54,47 +54,51 @@ void widen(const Work& work, const Tile<Cache>& tile, int num_strips, const floa
 // The loops over entries and keys are unrolled: a branch costs as much as a product where two threads share a core.
 template <int kRows>
 __attribute__((noinline)) void score_strip(const float* query, const float* keys, int head_size, float* scores) {
-    Lanes sums[kRows][kParts];
+    constexpr int kVectors = kKeysPerStrip / kWideLanes;
+    Wide sums[kRows][kVectors];
     for (auto& row : sums) {
-        for (Lanes& sum : row) sum = zero_lanes();
+        for (Wide& sum : row) sum = Wide::zero();
     }
 #pragma GCC unroll 4
     for (int d = 0; d < head_size; ++d, keys += kKeysPerStrip) {
-        multiply_add(sums, [&](int r) { return broadcast(query[r * head_size + d]); },
-                     [&](int c) { return load(keys + c * kLanes); });
+        multiply_add(sums, [&](int r) { return Wide::broadcast(query[r * head_size + d]); },
+                     [&](int c) { return Wide::load(keys + c * kWideLanes); });
     }
     for (int r = 0; r < kRows; ++r) {
-        for (int c = 0; c < kParts; ++c) store(scores + r * kKeysPerTile + c * kLanes, sums[r][c]);
+        for (int c = 0; c < kVectors; ++c) sums[r][c].store(scores + r * kKeysPerTile + c * kWideLanes);
     }
 }
 
-template <int kRows, int kVectors>
+template <int kRows, class Vector, int kColumns>
 __attribute__((noinline)) void add_panel(const float* weights, const float* decay, const float* panel, KeyRange range,
                                          int head_size, float* sums) {
-    Lanes sum[kRows][kVectors];
+    constexpr int kWidth = sizeof(Vector) / sizeof(float), kVectors = kColumns / kWidth;
+    Vector sum[kRows][kVectors];
     for (int r = 0; r < kRows; ++r) {
-        for (int c = 0; c < kVectors; ++c) sum[r][c] = load(sums + r * head_size + c * kLanes) * broadcast(decay[r]);
+        const Vector shrink = Vector::broadcast(decay[r]);
+        for (int c = 0; c < kVectors; ++c) sum[r][c] = Vector::load(sums + r * head_size + c * kWidth) * shrink;
     }
     const float *entries = panel + range.first * kPanelColumns, *end = panel + range.last * kPanelColumns;
 #pragma GCC unroll 4
     for (weights += range.first; entries < end; entries += kPanelColumns, ++weights) {
-        multiply_add(sum, [&](int r) { return broadcast(weights[r * kKeysPerTile]); },
-                     [&](int c) { return load(entries + c * kLanes); });
+        multiply_add(sum, [&](int r) { return Vector::broadcast(weights[r * kKeysPerTile]); },
+                     [&](int c) { return Vector::load(entries + c * kWidth); });
     }
     for (int r = 0; r < kRows; ++r) {
-        for (int c = 0; c < kVectors; ++c) store(sums + r * head_size + c * kLanes, sum[r][c]);
+        for (int c = 0; c < kVectors; ++c) sum[r][c].store(sums + r * head_size + c * kWidth);
     }
 }
 
-template <int kVectors>
+template <class Vector, int kColumns>
 void add_panel_to_rows(const Work& work, const float* decay, int d) {
     const float* panel = work.values + d / kPanelColumns * kPanelFloats;
     for (const Block* block = work.blocks; block < work.blocks + work.num_blocks; ++block) {
         with_rows(block->num_rows, [&](auto all_rows) {
             const auto add = [&](auto rows, int r, KeyRange range, const float* shrink) {
                 const int row = block->row + r;
-                add_panel<decltype(rows)::value, kVectors>(work.weights + row * kKeysPerTile, shrink, panel, range,
-                                                           work.head_size, work.split.value + row * work.head_size + d);
+                add_panel<decltype(rows)::value, Vector, kColumns>(work.weights + row * kKeysPerTile, shrink, panel, range,
+                                                                   work.head_size,
+                                                                   work.split.value + row * work.head_size + d);
             };
             add_in_order<decltype(all_rows)::value>(work, *block, decay + block->row, add);
         });
@@ -137,8 +141,8 @@ void attend_many_rows(Work& work, const Tile<Cache>& tile, int num_strips) {
     score_rows(work, tile, keys);
     weigh_rows(work, tile, decay);
     int d = 0;
-    for (; d + kPanelColumns <= work.head_size; d += kPanelColumns) add_panel_to_rows<kPanelVectors>(work, decay, d);
-    if (d < work.head_size) add_panel_to_rows<1>(work, decay, d);
+    for (; d + kPanelColumns <= work.head_size; d += kPanelColumns) add_panel_to_rows<Wide, kPanelColumns>(work, decay, d);
+    if (d < work.head_size) add_panel_to_rows<Lanes, kLanes>(work, decay, d);
 }
 
 }  // namespace octavo::OCTAVO_ISA

@@ -14,7 +14,7 @@ constexpr int kRowsPerBlock = 6;
 #endif
 // Values that many rows read lie in panels of so many columns, [kKeysPerTile, kPanelColumns]. A line lies between them, for
 // else the same line of each would want the same place in the first-level cache.
-constexpr int kPanelVectors = 2, kPanelColumns = kPanelVectors * kLanes;
+constexpr int kPanelColumns = 2 * kLanes;
 constexpr int kPanelFloats = (kKeysPerTile + 1) * kPanelColumns;
 constexpr float kInfinity = __builtin_inff();
 constexpr float kLog2E = 1.44269504088896341f;

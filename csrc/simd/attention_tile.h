@@ -147,20 +147,20 @@ void weigh_block(Work& work, const Block& block, const TileScales<Cache>& scales
 // ---- Products ----
 
 // sums[r][c] += row(r) * column(c). The fewer of both stay in registers beside the sums.
-template <int kRows, int kColumns, class RowEntry, class Column>
-OCTAVO_INLINE void multiply_add(Lanes (&sums)[kRows][kColumns], RowEntry row, Column column) {
+template <class Vector, int kRows, int kColumns, class RowEntry, class Column>
+OCTAVO_INLINE void multiply_add(Vector (&sums)[kRows][kColumns], RowEntry row, Column column) {
     if constexpr (kRows <= kColumns) {
-        Lanes entry[kRows];
+        Vector entry[kRows];
         for (int r = 0; r < kRows; ++r) entry[r] = row(r);
         for (int c = 0; c < kColumns; ++c) {
-            const Lanes other = column(c);
+            const Vector other = column(c);
             for (int r = 0; r < kRows; ++r) sums[r][c] = fma(entry[r], other, sums[r][c]);
         }
     } else {
-        Lanes entry[kColumns];
+        Vector entry[kColumns];
         for (int c = 0; c < kColumns; ++c) entry[c] = column(c);
         for (int r = 0; r < kRows; ++r) {
-            const Lanes other = row(r);
+            const Vector other = row(r);
             for (int c = 0; c < kColumns; ++c) sums[r][c] = fma(other, entry[c], sums[r][c]);
         }
     }
