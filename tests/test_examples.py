@@ -18,7 +18,7 @@ SAID = {
     "lora.py": "made-up: ",
     "embeddings.py": "Cats sleep most of the day.",
     "own_logits_processor.py": "",
-    "speculative_decoding.py": "ngram: ' four five six seven",
+    "speculative_decoding.py": " five six seven eight nine",
     "structured_output.py": "France {'city': 'Paris', 'continent': 'Europe'}",
 }
 

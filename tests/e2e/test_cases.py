@@ -23,7 +23,7 @@ from tests.succ import make_succ
 @pytest.fixture(scope="module")
 def counting(succ: Path) -> Iterator[LLM]:
     """The model that counts, with small blocks."""
-    with LLM(str(succ), block_size=16, num_gpu_blocks_override=200) as llm:
+    with LLM(str(succ), dtype="float32", block_size=16, num_gpu_blocks_override=200) as llm:
         yield llm
 
 
@@ -140,7 +140,7 @@ def test_sa14_processed_logprobs_follow_the_penalty_and_raw_ones_do_not(succ: Pa
     prompt, params = "BA", SamplingParams(temperature=1e-6, max_tokens=1, repetition_penalty=2.0, logprobs=1)
     values = []
     for mode in ("processed_logprobs", "raw_logprobs"):
-        with LLM(str(succ), logprobs_mode=mode) as llm:
+        with LLM(str(succ), dtype="float32", logprobs_mode=mode) as llm:
             values.append(llm.generate(prompt, params, use_tqdm=False)[0].outputs[0].logprobs[0][66].logprob)
     assert values[0] == pytest.approx(-0.0332, abs=1e-3)
     assert values[1] == pytest.approx(-5.45e-6, abs=1e-6)
@@ -150,7 +150,7 @@ def test_sa18_prompt_logprobs_are_the_same_cold_warm_and_chunked(succ: Path) -> 
     prompt = [65 + index % 26 for index in range(70)]
     answers = []
     for chunk in (16, 2048):
-        with LLM(str(succ), block_size=16, max_num_batched_tokens=chunk, max_num_seqs=8) as llm:
+        with LLM(str(succ), dtype="float32", block_size=16, max_num_batched_tokens=chunk, max_num_seqs=8) as llm:
             answers += [run(llm, prompt, prompt_logprobs=2, max_tokens=1) for _ in range(2)]
             assert metric(llm, "vllm:generation_tokens") == 2
     for answer in answers:

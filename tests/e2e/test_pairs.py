@@ -133,6 +133,7 @@ def engines(succ: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[En
         {
             "model": str(folder),
             "tokenizer": str(succ),
+            "dtype": "float32",
             "max_model_len": 96,
             "block_size": 16,
             "num_gpu_blocks_override": 200,

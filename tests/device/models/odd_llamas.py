@@ -65,7 +65,8 @@ class WrongKernelLlama(OddLlama):
         assert native is not None
 
         def scaled_by_size(hidden: Tensor) -> Tensor:
-            launch = native.library.scale(hidden.data_ptr(), hidden.shape[1], float(len(hidden)), False)
+            is_bfloat16 = hidden.dtype == torch.bfloat16
+            launch = native.library.scale(hidden.data_ptr(), hidden.shape[1], float(len(hidden)), is_bfloat16)
             native.run(launch, len(hidden), hidden)
             return hidden
 
