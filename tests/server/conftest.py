@@ -129,7 +129,9 @@ def serving(model: Path | str, log: Path, *options: str, **settings: Any) -> Ite
 def server(succ: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A ready server, in a Python that skips asserts: no check may be one (SE10). Tests leave it as they found it."""
     log = tmp_path_factory.mktemp("server") / "log"
-    with serving(succ, log, "--dtype", "float32", "--disable-access-log", "--enable-prompt-embeds", optimised=True) as server:
+    with serving(
+        succ, log, "--dtype", "float32", "--disable-access-log", "--enable-prompt-embeds", optimised=True
+    ) as server:
         yield server
 
 
