@@ -7,6 +7,7 @@
 
 #include "simd/attention_tile.h"
 #include "simd/tiles.h"
+#include "simd/wide_lanes.h"
 
 namespace octavo::OCTAVO_ISA {
 

@@ -133,22 +133,6 @@ OCTAVO_INLINE void transpose(Lanes (&r)[8]) {
 
 #endif
 
-#if OCTAVO_HAS_AVX512
-
-OCTAVO_INLINE F32x16 larger(F32x16 a, F32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }
-OCTAVO_INLINE F32x16 scale_by_power(F32x16 a, F32x16 shifted) {
-    const __m512i exponent = _mm512_slli_epi32(_mm512_castps_si512(shifted.v), 23);
-    return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a.v), exponent))};
-}
-// Those whose bit is set in `chosen`.
-OCTAVO_INLINE F32x16 select(std::uint16_t chosen, F32x16 yes, F32x16 no) {
-    return {_mm512_mask_mov_ps(no.v, chosen, yes.v)};
-}
-OCTAVO_INLINE float sum_lanes(F32x16 a) { return sum_lanes(lower_half(a) + upper_half(a)); }
-OCTAVO_INLINE float largest_lane(F32x16 a) { return largest_lane(larger(lower_half(a), upper_half(a))); }
-
-#endif
-
 // The first `count` numbers, and zeros.
 template <class T>
 OCTAVO_INLINE Lanes load_first(const T* p, int count) {
