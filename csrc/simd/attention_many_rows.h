@@ -3,6 +3,7 @@
 #pragma once
 
 #include "simd/attention_tile.h"
+#include "simd/wide_lanes.h"
 
 namespace octavo::OCTAVO_ISA {
 

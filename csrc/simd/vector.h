@@ -149,15 +149,6 @@ struct F32x16 {
 };
 
 OCTAVO_INLINE F32x16 fma(F32x16 a, F32x16 b, F32x16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
-OCTAVO_INLINE F32x16 operator+(F32x16 a, F32x16 b) { return {_mm512_add_ps(a.v, b.v)}; }
-OCTAVO_INLINE F32x16 operator-(F32x16 a, F32x16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
-OCTAVO_INLINE F32x16 operator*(F32x16 a, F32x16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
-
-// Sixteen as eight and eight.
-OCTAVO_INLINE F32x8 lower_half(F32x16 a) { return {_mm512_castps512_ps256(a.v)}; }
-OCTAVO_INLINE F32x8 upper_half(F32x16 a) {
-    return {_mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a.v), 1))};
-}
 
 // Sixteen pairs of bfloat16.
 struct BF16Pairs {

@@ -30,6 +30,18 @@ OCTAVO_INLINE F32x16 scale_by_power(F32x16 a, F32x16 shifted) {
     const __m512i exponent = _mm512_slli_epi32(_mm512_castps_si512(shifted.v), 23);
     return {_mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a.v), exponent))};
 }
+// Those whose bit is set in `chosen`.
+OCTAVO_INLINE F32x16 select(std::uint16_t chosen, F32x16 yes, F32x16 no) {
+    return {_mm512_mask_mov_ps(no.v, chosen, yes.v)};
+}
+
+// Sixteen as eight and eight.
+OCTAVO_INLINE F32x8 lower_half(F32x16 a) { return {_mm512_castps512_ps256(a.v)}; }
+OCTAVO_INLINE F32x8 upper_half(F32x16 a) {
+    return {_mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a.v), 1))};
+}
+OCTAVO_INLINE float sum_lanes(F32x16 a) { return sum_lanes(lower_half(a) + upper_half(a)); }
+OCTAVO_INLINE float largest_lane(F32x16 a) { return largest_lane(larger(lower_half(a), upper_half(a))); }
 
 // The nearest bfloat16 of each, ties to even, in the upper half of its word; a NaN stays one.
 OCTAVO_INLINE __m512i nearest_bfloat16(F32x16 a) {
