@@ -7,18 +7,15 @@ namespace octavo::OCTAVO_ISA {
 
 #if OCTAVO_HAS_AVX512
 
+OCTAVO_INLINE F32x16 operator+(F32x16 a, F32x16 b) { return {_mm512_add_ps(a.v, b.v)}; }
+OCTAVO_INLINE F32x16 operator-(F32x16 a, F32x16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+OCTAVO_INLINE F32x16 operator*(F32x16 a, F32x16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
 OCTAVO_INLINE F32x16 operator/(F32x16 a, F32x16 b) { return {_mm512_div_ps(a.v, b.v)}; }
 OCTAVO_INLINE F32x16 larger(F32x16 a, F32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 OCTAVO_INLINE F32x16 smaller(F32x16 a, F32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 OCTAVO_INLINE F32x16 select_less(F32x16 a, F32x16 b, F32x16 yes, F32x16 no) {
     return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), no.v, yes.v)};
 }
-// Those whose bit is set in `chosen`.
-OCTAVO_INLINE F32x16 select(std::uint16_t chosen, F32x16 yes, F32x16 no) {
-    return {_mm512_mask_mov_ps(no.v, chosen, yes.v)};
-}
-OCTAVO_INLINE float sum_lanes(F32x16 a) { return sum_lanes(lower_half(a) + upper_half(a)); }
-OCTAVO_INLINE float largest_lane(F32x16 a) { return largest_lane(larger(lower_half(a), upper_half(a))); }
 OCTAVO_INLINE F32x16 with_bits(F32x16 a, int mask, F32x16 others) {
     const __m512i kept = _mm512_set1_epi32(mask);
     return {_mm512_castsi512_ps(_mm512_or_si512(_mm512_and_si512(kept, _mm512_castps_si512(a.v)),

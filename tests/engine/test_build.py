@@ -44,7 +44,7 @@ def test_every_executor_that_can_be_asked_can_be_started() -> None:
 
 def test_a_simulated_engine_starts_and_says_every_phase(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "octavo"):
-        core, info = build(dtype="float32", max_model_len=1000, kv_cache_memory_bytes=1 << 20, block_size=16)
+        core, info = build(max_model_len=1000, kv_cache_memory_bytes=1 << 20, block_size=16, dtype="float32")
     assert list(info.phases) == [
         "read headers",
         "plan",

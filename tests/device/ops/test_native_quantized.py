@@ -19,6 +19,7 @@ from octavo.device.ops.native.quantized import (
     float_rows,
     pack_quantized,
 )
+from tests.instruction_sets import counter_of
 
 _native = pytest.importorskip("octavo._native", reason="built without the native module")
 
@@ -101,7 +102,7 @@ def test_it_is_the_dequantised_weight_times_the_quantised_rows(name: str, isa: s
         packed = pack(name, rows, columns, isa=isa, bias=bias, dtype=dtype)
         before = Counter(_native.kernel_counts())
         assert_is_product(packed.project(x, torch.float32), x, dense(name, rows, columns), bias)
-        assert Counter(_native.kernel_counts()) - before == {f"linear_{name.lower()}.{isa}": 1}
+        assert Counter(_native.kernel_counts()) - before == {counter_of(f"linear_{name.lower()}", isa): 1}
         assert torch.equal(packed.project(x), packed.project(x, torch.float32).to(dtype))
     assert packed.project(x[:0]).shape == (0, out_features)
 
