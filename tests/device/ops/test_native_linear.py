@@ -76,13 +76,16 @@ def test_any_number_of_threads_gives_the_same_bits(native: NativeContext, num_th
         assert torch.equal(others.project(x[:1]), expected[:1])
 
 
+@pytest.mark.parametrize("num_rows", [7, 35])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_results_are_sums_in_the_order_of_the_contract(native: NativeContext, dtype: torch.dtype) -> None:
+def test_results_are_sums_in_the_order_of_the_contract(
+    native: NativeContext, dtype: torch.dtype, num_rows: int
+) -> None:
     isa = _native.active_isa()
     order = IN_ORDER[isa if dtype == torch.bfloat16 else "generic"]
     if order is pairs_second_first and isa not in _native.emulated_isas():
         pytest.skip("how a CPU rounds within its bfloat16 instruction is its own affair")
-    x, weight, _ = operands(7, (301, 20), dtype)
+    x, weight, _ = operands(num_rows, (301, 20), dtype)
     before = Counter(_native.kernel_counts())
     got = pack_dense(native, weight).project(x, torch.float32)
     assert Counter(_native.kernel_counts()) - before == {f"linear.{isa}": 1}
@@ -173,17 +176,28 @@ def test_a_matrix_keeps_the_instruction_set_it_was_packed_for(native: NativeCont
     assert Counter(_native.kernel_counts()) - before == {f"linear.{isa}": 1}
 
 
+@pytest.mark.parametrize("num_rows", [8, 16, 45])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_what_is_not_finite_stays_in_its_row(native: NativeContext, dtype: torch.dtype) -> None:
-    x, weight, _ = operands(8, (65, 40), dtype)
+def test_what_is_not_finite_stays_in_its_row(native: NativeContext, dtype: torch.dtype, num_rows: int) -> None:
+    x, weight, _ = operands(num_rows, (65, 40), dtype)
     packed = pack_dense(native, weight)
     expected = packed.project(x)
     x[3, 64], x[5, 0] = float("nan"), float("inf")
     got = packed.project(x)
-    finite = [0, 1, 2, 4, 6, 7]
+    finite = [row for row in range(num_rows) if row not in (3, 5)]
     assert torch.equal(got[finite], expected[finite])
     assert got[3].isnan().all()
     assert torch.equal(got[5], torch.copysign(torch.tensor(torch.inf), weight[:, 0].float()).to(dtype))
+
+
+@pytest.mark.parametrize("num_rows", [1, 15, 16, 17, 40])
+@pytest.mark.parametrize("k", [1, 31, 33, 65])
+def test_what_lies_around_the_rows_is_not_multiplied(native: NativeContext, k: int, num_rows: int) -> None:
+    x, weight, _ = operands(num_rows, (k, 40), torch.bfloat16)
+    packed = pack_dense(native, weight)
+    among_others = torch.full((num_rows + 40, k), float("nan"), dtype=torch.bfloat16)
+    among_others[20 : 20 + num_rows] = x
+    assert torch.equal(packed.project(among_others[20 : 20 + num_rows]), packed.project(x))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
