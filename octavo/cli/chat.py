@@ -35,6 +35,7 @@ def run(args: argparse.Namespace) -> int:
     check_sampling_flags(args)
     # Lines of statistics would come in the middle of an answer.
     args.disable_log_stats = getattr(args, "disable_log_stats", True)
+    args.runner = getattr(args, "runner", "generate")  # a model that only pools is refused before it is loaded
     with LLMEngine.from_engine_args(EngineArgs.from_cli_args(args)) as engine:
         defaults = engine.default_sampling_params.clone(max_tokens=None)
         conversation = Conversation(engine, sampling_params_from(args, defaults), system=args.system)

@@ -43,6 +43,7 @@ def run(args: argparse.Namespace) -> int:
     show_bar = not args.no_progress and sys.stderr.isatty()
     # The bar shows throughput too, and lines of statistics would cut it to pieces.
     args.disable_log_stats = getattr(args, "disable_log_stats", show_bar)
+    args.runner = getattr(args, "runner", "generate")  # a model that only pools is refused before it is loaded
     with LLM.from_engine_args(EngineArgs.from_cli_args(args)) as llm:
         defaults = llm.get_default_sampling_params().clone(max_tokens=DEFAULT_MAX_TOKENS)
         params = sampling_params_from(args, defaults)

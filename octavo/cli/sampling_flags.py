@@ -64,6 +64,7 @@ HELP = {
     "allowed_token_ids": "token id that may be sampled; no other then",
     "bad_words": "text that is never generated",
     "structured_outputs": 'shape of the answer, such as {"regex": "[0-9]+"} or {"json": {"type": "object"}}',
+    "truncate_prompt_tokens": "keep so many of the last tokens of a longer prompt; -1: what fits before max_tokens",
     "thinking_token_budget": "most tokens of thought before the answer; needs a model whose template has thoughts",
     "repetition_detection": f"when to end an answer that repeats itself, such as {REPETITION_EXAMPLE}",
     "extra_args": "for the engine's own logits processors, as a JSON object",

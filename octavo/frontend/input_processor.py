@@ -110,6 +110,7 @@ class InputProcessor:
             )
         params = self._sampling.default_params() if params is None else own_params(params)
         checked = self._prompts.read(prompt, priority or 0)
+        checked = self._prompts.last_tokens(checked, params.truncate_prompt_tokens, params.max_tokens or 1)
         if checked.embeds:
             _check_without_tokens(params)
         sampling = self._sampling.resolve(params, len(checked.token_ids), reasoning_end_ids)

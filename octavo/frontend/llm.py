@@ -196,10 +196,15 @@ class LLM:
         return self.encode(prompts, params, use_tqdm=use_tqdm)
 
     def classify(
-        self, prompts: PromptType | Sequence[PromptType], *, use_tqdm: bool = True
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
     ) -> list[PoolingRequestOutput]:
         """A probability for each label of the model."""
-        return self.encode(prompts, PoolingParams(task="classify"), use_tqdm=use_tqdm)
+        params = PoolingParams(task="classify", truncate_prompt_tokens=truncate_prompt_tokens)
+        return self.encode(prompts, params, use_tqdm=use_tqdm)
 
     def score(
         self,

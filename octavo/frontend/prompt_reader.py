@@ -100,6 +100,13 @@ class PromptReader:
         ending = token_ids[len(token_ids) - self._tokenizer.num_suffix_tokens :]
         return replace(prompt, token_ids=token_ids[: max(most - len(ending), 0)] + ending)
 
+    def last_tokens(self, prompt: Prompt, asked: int | None, max_tokens: int) -> Prompt:
+        """The last tokens, as many as asked (-1: what fits before ``max_tokens``); the prompt's end is the question."""
+        if asked is None or prompt.embeds:
+            return prompt
+        most = max(self._limits.max_model_len - max_tokens, 1) if asked == -1 else asked
+        return replace(prompt, token_ids=prompt.token_ids[-most:])
+
     def _read_mapping(self, prompt: Mapping[str, Any], priority: int) -> Prompt:
         if unknown := set(prompt) - _PROMPT_KEYS:
             names, known = (", ".join(sorted(map(str, keys))) for keys in (unknown, _PROMPT_KEYS))

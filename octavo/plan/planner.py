@@ -144,7 +144,10 @@ def _runner(config: EngineConfig, facts: ModelFacts) -> Decision[str]:
     asked = config.model.runner
     if facts.is_encoder:
         if asked == "generate":
-            raise ConfigError(f"runner=generate cannot be had: {facts.source_architecture} generates nothing; use auto")
+            raise ConfigError(
+                f"runner=generate cannot be had: {facts.source_architecture} generates no text; it pools it "
+                "(LLM.embed, octavo serve)"
+            )
         return Decision("pooling", "an encoder")
     if asked != "auto":
         return Decision(asked, "as asked")

@@ -44,6 +44,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     ``logprobs`` k returns the k best and the chosen token; -1 means the whole vocabulary where the engine's
     ``max_logprobs`` allows it. ``seed`` -1 means none given. After ``thinking_token_budget`` tokens of thought the
     end of the thoughts is forced. ``extra_args`` are read by the engine's own logits processors: plain values by name.
+    ``truncate_prompt_tokens`` keeps so many of the last tokens of a longer prompt, -1 what fits before ``max_tokens``.
     ``beam_search`` looks for the ``n`` likeliest answers instead of sampling.
     """
 
@@ -63,6 +64,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_un
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
@@ -250,7 +252,8 @@ def _short(value: object) -> str:
 _TYPES: dict[str, Callable[[str, object], None]] = {
     **dict.fromkeys(("n", "top_k", "min_tokens"), _require_int),
     **dict.fromkeys(
-        ("seed", "max_tokens", "logprobs", "prompt_logprobs", "thinking_token_budget"), _require_int_or_none
+        ("seed", "max_tokens", "logprobs", "prompt_logprobs", "truncate_prompt_tokens", "thinking_token_budget"),
+        _require_int_or_none,
     ),
     **dict.fromkeys(_NUMBERS, _require_finite),
     **dict.fromkeys(
@@ -287,6 +290,7 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "seed": (lambda seed: 0 <= seed <= MAX_SEED, f"must be -1 (none) or 0 to {MAX_SEED}"),
     "max_tokens": (lambda number: 1 <= number <= MAX_INT, f"must be 1 to {MAX_INT}"),
     "min_tokens": (lambda number: 0 <= number <= MAX_INT, f"must be 0 to {MAX_INT}"),
+    "truncate_prompt_tokens": (lambda number: number == -1 or 1 <= number <= MAX_INT, f"must be -1 or 1 to {MAX_INT}"),
     "thinking_token_budget": (lambda number: 0 <= number <= MAX_INT, f"must be 0 to {MAX_INT}"),
     "logprobs": (lambda number: number >= -1, "must be at least 0, or -1 for the whole vocabulary"),
     "prompt_logprobs": (lambda number: number >= -1, "must be at least 0, or -1 for the whole vocabulary"),

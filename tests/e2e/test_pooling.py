@@ -138,6 +138,8 @@ def test_a_cross_encoder_reads_both_texts_at_once(tmp_path: Path, num_labels: in
         output = llm.classify("the cat", use_tqdm=False)[0]
         logits = label_logits(folder, output.prompt_token_ids, 99)
         assert close(numbers(output), logits.sigmoid() if num_labels == 1 else logits.softmax(0))
+        cut = llm.classify("the cat " * 20, truncate_prompt_tokens=5, use_tqdm=False)[0]
+        assert len(cut.prompt_token_ids) == 5
 
 
 def test_a_text_of_the_models_length_is_taken_and_a_longer_one_refused_or_cut(tmp_path: Path) -> None:
@@ -157,6 +159,19 @@ def test_an_encoder_generates_nothing_and_a_generator_embeds_nothing(encoder: LL
         encoder.generate("a", use_tqdm=False)
     with LLM(str(succ), block_size=16) as llm, pytest.raises(RequestError, match="runner=pooling"):
         llm.embed("a", use_tqdm=False)
+
+
+def test_a_prompt_to_generate_from_keeps_its_last_tokens(succ: Path) -> None:
+    with LLM(str(succ), block_size=16, max_model_len=16) as llm:
+        for asked, kept in ((3, 3), (40, 8), (-1, 8)):
+            params = SamplingParams(max_tokens=8, temperature=0, truncate_prompt_tokens=asked)
+            text = "ABCDEFGH" if asked == 40 else "ABCDEFGHIJKLMNOPQRSTUVWX"[:15]
+            output = llm.generate(text, params, use_tqdm=False)[0]
+            ids = llm.get_tokenizer().encode(text)
+            assert list(output.prompt_token_ids) == ids[-kept:]
+    for wrong in (0, -2):
+        with pytest.raises(RequestError, match="truncate_prompt_tokens"):
+            SamplingParams(truncate_prompt_tokens=wrong)
 
 
 def test_what_the_model_cannot_give_is_refused(encoder: LLM) -> None:

@@ -50,6 +50,7 @@ def memory_of(server: RunningServer) -> int:
         ({"logit_bias": {"abc": 1}}, "logit_bias"),
         ({"logit_bias": {"66": 101}}, "logit_bias"),
         ({"logit_bias": {"66": "x"}}, "logit_bias"),
+        ({"logit_bias": {str(key): 1 for key in range(1025)}}, "logit_bias"),
         ({"allowed_token_ids": [66], "bad_words": ["B"]}, "allowed_token_ids"),
         ({"allowed_token_ids": [257, 258, 300], "min_tokens": 1}, "allowed_token_ids"),
         ({"vllm_xargs": {"a": 1}}, "vllm_xargs"),

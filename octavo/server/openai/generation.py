@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -49,7 +49,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     seed: int | None = None
     stop: str | list[str] | None = None
     max_tokens: int | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float], msgspec.Meta(max_length=MAX_LIST_ENTRIES)] | None = None
 
     # Beyond OpenAI's
     top_k: int | None = None
@@ -170,8 +170,6 @@ def check_stops(name: str, stops: Sequence[str]) -> None:
 
 def token_biases(given: dict[str, float]) -> dict[int, float]:
     """Keys of JSON objects are text; those here must be token ids."""
-    if len(given) > MAX_LIST_ENTRIES:
-        raise ApiError(400, f"logit_bias may have at most {MAX_LIST_ENTRIES} entries.", param="logit_bias")
     for key in given:
         if not (key.isascii() and key.isdecimal() and len(key) < 12):
             raise ApiError(400, f"logit_bias has the key {key[:40]!r}, which is no token id.", param="logit_bias")

@@ -43,7 +43,8 @@ MAX_NESTING = 64
 WHITESPACE = r"[ \n\r\t]{1,4}"
 """Between the parts of JSON unless asked otherwise. Bounded: a weak model would write blanks for ever."""
 
-LIMITS = LLParserLimits(max_lexer_states=20_000, verbose_errors=False)
+LIMITS = LLParserLimits(max_lexer_states=70_000, verbose_errors=False)
+"""A counted text takes a state for each character: one of 65,535 fits, and a hostile expression ends soon enough."""
 ALL_ALLOWED = -1
 ENCODED_CHARACTERS = 256
 """Of a text that must come, what a mask looks at: its first token is wanted, and that anew before each token."""
