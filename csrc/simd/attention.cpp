@@ -148,7 +148,9 @@ void attend_by_tiles(const AttentionCall& call, const AttentionTask& task, float
     const int rows = rows_per_tile(work.num_rows);
     const TileScope scope(attention_tile_shapes(rows, work.head_size));
     copy_query(work);
-    attend_splits<Half, Half>(work, [rows](Work& work, const Tile<Half>& tile, int) { attend_rows_by_tiles(work, tile, rows); });
+    attend_splits<Half, Half>(work, [rows](Work& work, const Tile<Half>& tile, int) {
+        attend_rows_by_tiles(work, tile, rows);
+    });
 }
 #else
 constexpr AttentionKernel attend_by_tiles = nullptr;
