@@ -7,6 +7,7 @@ something after it is not among what they can do.
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from typing import Any
 
 from workloads import STARTUP, Workload
 
+WITHOUT_AMX = {"llama-bench": ("--repack", "0"), "llama-batched-bench": ("--no-repack",)}
 KV_CACHE: dict[str, tuple[str, ...]] = {"auto": (), "int8": ("-ctk", "q8_0", "-ctv", "q8_0", "-fa", "1")}
 
 
@@ -24,7 +26,12 @@ class LlamaCpp:
         self._model = order["model"]
         self._threads = str(order["num_threads"])
         self._cache = KV_CACHE[order["options"]["kv_cache"]]
-        self.version = ""
+        self._build = ""
+        self._avoids_amx = False
+
+    @property
+    def version(self) -> str:
+        return self._build + (", without AMX, in which it ends with signal 4" if self._avoids_amx else "")
 
     def startup(self, began: float) -> float:
         """Seconds of a process that loads the model and makes one token."""
@@ -53,12 +60,17 @@ class LlamaCpp:
 
     def _bench(self, *flags: str) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = json.loads(self._run("llama-bench", *flags, "-r", "1", "-o", "json"))
-        self.version = f"build {rows[0]['build_commit']}"
+        self._build = f"build {rows[0]['build_commit']}"
         return rows
 
     def _run(self, program: str, *flags: str) -> str:
         command = [str(self._bin / program), "-m", self._model, "-t", self._threads, *self._cache, *flags]
+        if self._avoids_amx:
+            command += WITHOUT_AMX[program]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode == -signal.SIGILL and not self._avoids_amx:
+            self._avoids_amx = True
+            return self._run(program, *flags)
         if done.returncode:
             raise RuntimeError(f"{program} ended with {done.returncode}: {done.stderr[-300:]}")
         return done.stdout

@@ -91,7 +91,9 @@ class Servers:
         room = ("-np", str(self.max_num_seqs), "-c", str(self.max_num_seqs * self.max_model_len))
         speed = ("-t", str(self.num_threads), "-tb", str(self.num_threads), "-b", "2048", "-ub", "512")
         command = (str(program), "-m", str(self.models.gguf), "--host", "127.0.0.1", "--port", "{port}")
-        return Server("llama.cpp", "the file", (*command, *room, *speed))
+        # Its kernels for AMX end with signal 4 (engine_llama_cpp.py); it has none for weights that are not repacked.
+        no_amx = ("--no-repack",) if "amx_int8" in Path("/proc/cpuinfo").read_text() else ()
+        return Server("llama.cpp", "the file", (*command, *room, *speed, *no_amx))
 
     def _vllm(self) -> Server:
         python = self.environments.python("vllm")

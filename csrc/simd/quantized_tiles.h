@@ -10,7 +10,7 @@ namespace octavo::OCTAVO_ISA {
 
 inline constexpr std::size_t kGroupsAtOnce = 4;  // unpacked together: with all rows', in the first-level cache
 inline constexpr std::size_t kPanelsAtOnce = 4;  // that meet the rows' groups there
-inline constexpr int kGroupLines = 8;                         // of a right-hand tile: four of k each
+inline constexpr int kGroupLines = 8;            // of a right-hand tile: four of k each
 
 // Tile registers. What differs by rows is there for sixteen of them, and for as many as are left over.
 enum GroupTile { kSums = 0, kLeft = 2, kSumsOfRest = 3, kLeftOfRest = 5, kRight = 6 };

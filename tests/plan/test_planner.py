@@ -189,6 +189,14 @@ def test_where_there_is_a_bfloat16_unit_it_is_used() -> None:
     found = plan(caps=ZEN4)
     assert (found.dtype, found.cpu_isa, found.batch_invariant) == ("bfloat16", "avx512", True)
     assert plan(caps=ZEN4, cpu_isa="avx2").cpu_isa == "avx2"
+    # Where the system gives no tiles, they are not among the features: platform/cpu.py asks for them.
+    with_tiles = msgspec.structs.replace(ZEN4, isa=(*ZEN4.isa, "amx_tile", "amx_bf16", "amx_int8"))
+    assert plan(caps=with_tiles).cpu_isa == "amx"
+    assert plan(caps=with_tiles, cpu_isa="avx512").cpu_isa == "avx512"
+    with pytest.raises(
+        ConfigError, match="cpu_isa=amx cannot be had: .* can use generic, avx2, avx512; use one, or auto"
+    ):
+        plan(caps=ZEN4, cpu_isa="amx")
     without = msgspec.structs.replace(ZEN4, isa=ZEN4.isa[:-1], fast_dtypes=("float32",))
     assert (plan(caps=without).dtype, plan(caps=without).cpu_isa) == ("float32", "avx2")
 
