@@ -1,9 +1,9 @@
 // Kernels of quantised weights: integer sums of a group at a time, and a float accumulator for each row and column.
 #include "simd/quantized.h"
 
-#include "simd/lanes.h"
 #include "simd/quantize_group.h"
 #include "simd/quantized_group.h"
+#include "simd/wide_lanes.h"
 #if OCTAVO_ISA_amx
 #include "simd/quantized_tiles.h"
 #endif
@@ -46,11 +46,15 @@ OCTAVO_INLINE void accumulate_rows(const Group<kFormat>& group, const Activation
     }
 }
 
-OCTAVO_INLINE void store(float* out, const float* values, std::size_t count) {
-    for (std::size_t i = 0; i < count; ++i) out[i] = values[i];
-}
-OCTAVO_INLINE void store(std::uint16_t* out, const float* values, std::size_t count) {
-    for (std::size_t i = 0; i < count; ++i) out[i] = to_bfloat16(values[i]);
+OCTAVO_INLINE void store_columns(float* out, Columns values) { values.store(out); }
+OCTAVO_INLINE void store_columns(std::uint16_t* out, Columns values) {
+#if OCTAVO_HAS_AVX512
+    store(out, F32x16{values.v});
+#else
+    float numbers[16];
+    values.store(numbers);
+    store(out, load(numbers)), store(out + kLanes, load(numbers + kLanes));
+#endif
 }
 
 template <WeightFormat kFormat, class Out>
@@ -63,8 +67,14 @@ OCTAVO_INLINE void finish(const QuantizedTask& task, const char* panel, std::siz
             total = total * Columns::load(reinterpret_cast<const float*>(panel));
         }
         if (task.bias) total = total + Columns::load(task.bias + column);
-        total.store(totals[r]);
-        store(static_cast<Out*>(task.out) + (row + r) * task.out_stride + column, totals[r], count);
+        Out* out = static_cast<Out*>(task.out) + (row + r) * task.out_stride + column;
+        if (count == 16) {
+            store_columns(out, total);
+        } else {
+            Out all[16];
+            store_columns(all, total);
+            for (std::size_t i = 0; i < count; ++i) out[i] = all[i];
+        }
     }
 }
 
