@@ -18,7 +18,7 @@ from octavo.control.request import NEVER, Request
 from octavo.control.scheduler.drafts import AllDrafts, DraftCounts, DraftLimit, NoDrafts, room_for_drafts
 from octavo.control.scheduler.limits import SchedulerLimits
 from octavo.control.scheduler.step_builder import StepBuilder, StepLoad
-from octavo.control.scheduler.step_time import KEPT_PER_STEP, MOST_SURPRISE, Line
+from octavo.control.scheduler.step_time import KEPT_PER_STEP, MOST_SURPRISE, ROWS_OF_WEIGHTS, Line
 
 LEAST_GAIN = 1.05
 """Of guesses about as good as none, the lucky ones look best, and would be made for nothing."""
@@ -40,9 +40,6 @@ STEPS_BETWEEN_PLAIN, PLAIN_STEPS = 48, 4
 
 FIRST_BURST = 4
 """Steps of a request's first burst where trials may show that drafts pay; a later one is as long as all before it."""
-
-ROWS_OF_WEIGHTS = 8
-"""While drafts were hardly verified yet, reading the weights is taken to last as long as computing so many rows."""
 
 LEAST_READ = 8
 """What reading takes is learnt from so many tokens at least."""

@@ -19,6 +19,9 @@ KEPT_PER_STEP = 0.9
 MOST_SURPRISE = 4.0
 """A step is believed to have taken this many times what was expected, and no more: the machine may have been busy."""
 
+ROWS_OF_WEIGHTS = 8
+"""While steps of one size alone were timed, reading the weights is taken to last as long as computing so many rows."""
+
 FIRST_CHUNK = 64
 """Prompt tokens of a step beside decodes while no prompt token was timed."""
 
@@ -71,7 +74,7 @@ class StepTimeModel:
     """Predicts seconds from a load, and how many prompt tokens fit into some seconds."""
 
     def __init__(self) -> None:
-        self._decodes = Line()
+        self._decodes = Line(ROWS_OF_WEIGHTS)
         self._chunks = Line()
 
     def observe(self, load: StepLoad, seconds: float) -> None:
@@ -80,6 +83,10 @@ class StepTimeModel:
         if expected > 0.0:
             seconds = min(seconds, MOST_SURPRISE * expected)
         if load.num_prefill_tokens:
+            # Decodes took no longer than the step. Else a wrong guess would keep prompts short, and with them beside
+            # the decodes no step would ever put it right.
+            if seconds < self.decode_seconds(load.num_decode_tokens):
+                self._decodes.add(load.num_decode_tokens, seconds)
             rest = max(seconds - self.decode_seconds(load.num_decode_tokens), 0.0)
             num_tokens = load.num_prefill_tokens
             self._chunks.add(load.attended / num_tokens, rest / num_tokens, min(num_tokens / FIRST_CHUNK, 1.0))

@@ -61,6 +61,25 @@ def test_one_hiccup_does_not_count_in_full() -> None:
     assert model.decode_seconds(8) < 4 * before
 
 
+def test_one_stream_alone_does_not_make_many_seem_slow() -> None:
+    model = trained(load(0, 100), load(1))
+    limit = StepTimeLimit(model, 0.150, lambda: 40)  # whose decodes take 50 ms
+    assert cut(limit, 6_000, step()) > 64
+
+
+def test_steps_with_prompts_put_right_what_is_believed_of_decodes() -> None:
+    model = trained(load(1), load(2), load(0, 100))
+    for num_decodes in (1, 2):  # a noisy moment: each decode seems to take 100 ms
+        for _ in range(20):
+            model.observe(load(num_decodes), 0.1 * num_decodes)
+    limit = StepTimeLimit(model, 0.150, lambda: 8)
+    assert cut(limit, 6_000, step()) == LEAST_CHUNK
+    for _ in range(10):
+        chunk = load(8, cut(limit, 6_000, step()))
+        model.observe(chunk, true_seconds(chunk))
+    assert cut(limit, 6_000, step()) > 100
+
+
 def test_nothing_is_known_at_first_and_never_anything_negative() -> None:
     model = StepTimeModel()
     assert model.seconds(load(3, 50)) == 0.0
