@@ -20,7 +20,9 @@ NUM_CASES = 24
 
 @pytest.fixture(scope="module")
 def offline(succ: Path) -> Iterator[LLM]:
-    with LLM(str(succ), dtype="float32", max_model_len=1024, kv_cache_memory_bytes="16MiB", disable_log_stats=True) as llm:
+    with LLM(
+        str(succ), dtype="float32", max_model_len=1024, kv_cache_memory_bytes="16MiB", disable_log_stats=True
+    ) as llm:
         yield llm
 
 
