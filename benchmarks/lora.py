@@ -96,7 +96,8 @@ def main() -> None:
     parser.add_argument("--quantization", help="none: a GGUF file is dequantised")
     args = parser.parse_args()
     common: dict[str, Any] = {"dtype": args.dtype, "quantization": args.quantization}
-    common |= {"max_model_len": 256, "max_num_seqs": max(SIZES), "enable_prefix_caching": False}
+    common |= {"max_model_len": 256, "max_num_seqs": max(SIZES)}
+    common |= {"enable_prefix_caching": False, "max_burst_ms": 0.0}  # so that a span is one step
     lora: dict[str, Any] = {"enable_lora": True, "max_loras": NUM_ADAPTERS, "max_lora_rank": args.rank}
     pairs: dict[int, list[tuple[float, float]]] = {size: [] for size in SIZES}
     with LLM(args.model, **common) as plain, LLM(args.model, **common, **lora) as adapted:

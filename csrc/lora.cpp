@@ -1,7 +1,6 @@
 #include "lora.h"
 
 #include <algorithm>
-#include <atomic>
 #include <span>
 #include <stdexcept>
 
@@ -15,10 +14,7 @@ constexpr IsaTable<LoraKernels> kKernels OCTAVO_ISA_TABLE(lora_kernels);
 constexpr IsaTable<LinearKernels> kLinear OCTAVO_ISA_TABLE_WITH_AMX(linear_kernels);
 KernelCounter lora_counter("lora");
 
-constexpr std::size_t kPanelsPerTask = 64;  // at usual ranks they stay in the first-level cache for a task's rows
-constexpr std::size_t kRowsPerTask = 16;    // read an adapter's weights once
-
-std::size_t padded(std::size_t number) { return divide_up(number, kLoraLanes) * kLoraLanes; }
+constexpr std::size_t kPanelsPerTask = 16;  // at usual ranks they stay in the first-level cache for a task's rows
 
 template <class T>
 void pack(const T* a, const T* b, const LowRankUpdate& update, T* packed_a, T* packed_b) {
@@ -27,8 +23,8 @@ void pack(const T* a, const T* b, const LowRankUpdate& update, T* packed_a, T* p
         for (std::size_t i = 0; i < k; ++i) packed_a[i * stride + r] = a[r * k + i];
     }
     for (std::size_t column = 0; column < update.num_columns(); ++column) {
-        T* panel = packed_b + column / kLoraLanes * rank * kLoraLanes + column % kLoraLanes;
-        for (std::size_t r = 0; r < rank; ++r) panel[r * kLoraLanes] = b[column * rank + r];
+        T* panel = packed_b + column / kLoraColumns * rank * kLoraColumns + column % kLoraColumns;
+        for (std::size_t r = 0; r < rank; ++r) panel[r * kLoraColumns] = b[column * rank + r];
     }
 }
 
@@ -40,21 +36,12 @@ T* scratch(std::size_t count) {
     return memory.data();
 }
 
-using Flag = std::atomic<std::uint32_t>;  // of the size that the system waits on
-
-void tell(Flag& flag) {
-    flag.store(1, std::memory_order_release);
-    flag.notify_all();
-}
-
-void wait_for(const Flag& flag) { flag.wait(0, std::memory_order_acquire); }
-
 }  // namespace
 
 LowRankUpdate::LowRankUpdate(NumberType type, const void* a, const void* b, std::size_t rank, std::size_t k,
                              std::size_t num_columns, float scale)
     : type_(type), rank_(rank), k_(k), num_columns_(num_columns), scale_(scale),
-      a_(k * padded_rank() * item_bytes(type)), b_(num_panels() * rank * kLoraLanes * item_bytes(type)) {
+      a_(k * padded_rank() * item_bytes(type)), b_(num_panels() * rank * kLoraColumns * item_bytes(type)) {
     if (type == NumberType::float32) {
         pack(static_cast<const float*>(a), static_cast<const float*>(b), *this, reinterpret_cast<float*>(a_.data()),
              reinterpret_cast<float*>(b_.data()));
@@ -64,8 +51,11 @@ LowRankUpdate::LowRankUpdate(NumberType type, const void* a, const void* b, std:
     }
 }
 
-std::size_t LowRankUpdate::padded_rank() const { return padded(rank_); }
-std::size_t LowRankUpdate::num_panels() const { return divide_up(num_columns_, kLoraLanes); }
+std::size_t LowRankUpdate::padded_rank() const { return divide_up(rank_, kLoraLanes) * kLoraLanes; }
+const char* LowRankUpdate::panel(std::size_t index) const {
+    return b_.data() + index * rank_ * kLoraColumns * item_bytes(type_);
+}
+std::size_t LowRankUpdate::num_panels() const { return divide_up(num_columns_, kLoraColumns); }
 
 RowsBySlot::RowsBySlot(const std::int32_t* row_slots, std::size_t num_rows) : row_slots_(row_slots, row_slots + num_rows) {
     for (std::size_t row = 0; row < num_rows; ++row) {
@@ -74,7 +64,7 @@ RowsBySlot::RowsBySlot(const std::int32_t* row_slots, std::size_t num_rows) : ro
     std::ranges::stable_sort(order_, {}, [&](std::size_t row) { return row_slots[row]; });
     for (std::size_t place = 0; place < order_.size(); ++place) {
         const auto slot = static_cast<std::size_t>(row_slots[order_[place]]);
-        const bool goes_on = !runs_.empty() && runs_.back().slot == slot && place - runs_.back().first < kRowsPerTask;
+        const bool goes_on = !runs_.empty() && runs_.back().slot == slot && place - runs_.back().first < kMostLoraRows;
         if (!goes_on) runs_.push_back({slot, place, place});
         runs_.back().last = place + 1;
     }
@@ -98,7 +88,7 @@ LoraSlots::LoraSlots(NumberType type, std::size_t num_slots, std::size_t k, std:
     for (std::size_t part = 0; part < columns_.size(); ++part) {
         first_column_.push_back(width_);
         width_ += columns_[part];
-        for (std::size_t panel = 0; panel * kLoraLanes < columns_[part]; panel += kPanelsPerTask) {
+        for (std::size_t panel = 0; panel * kLoraColumns < columns_[part]; panel += kPanelsPerTask) {
             chunks_.push_back({part, panel});
         }
     }
@@ -127,60 +117,58 @@ void LoraSlots::run(ThreadPool& pool, const void* x, const std::int32_t* row_slo
     lora_counter.add(kKernels.chosen());
     const std::size_t num_parts = columns_.size(), lanes = most_padded_rank(), num_runs = rows.runs().size();
     const LowNumbers low{scratch<float, LowNumbers>(rows.size() * num_parts * lanes), num_parts, lanes};
-    Flag* const is_shrunk = scratch<Flag, Flag>(num_runs);
-    for (std::size_t run = 0; run < num_runs; ++run) is_shrunk[run] = 0;
-    // All first products, then all second ones, which wait for those of their rows: these were taken before.
-    pool.run(num_runs + num_runs * chunks_.size(), [&, &rows = rows](std::size_t task, int) {
-        if (task < num_runs) {
-            shrink(rows, rows.runs()[task], x, low);
-            tell(is_shrunk[task]);
-        } else {
-            const std::size_t run = (task - num_runs) / chunks_.size();
-            wait_for(is_shrunk[run]);
-            expand(rows, rows.runs()[run], chunks_[(task - num_runs) % chunks_.size()], low, y);
-        }
+    pool.run(num_runs, [&, &rows = rows](std::size_t run, int) { shrink(rows, rows.runs()[run], x, low); });
+    // Column by column, as the layer's own weight was shared out: results are still near the thread that wrote them.
+    const std::size_t num_tasks = num_runs * chunks_.size();
+    const auto start = [&, &rows = rows](std::size_t task) {
+        return start_of(rows.runs()[task % num_runs].slot, chunks_[task / num_runs]);
+    };
+    pool.run_in_parts(num_tasks, [&, &rows = rows](std::size_t task, int) {
+        const char *here = start(task), *next = task + 1 < num_tasks ? start(task + 1) : here;
+        if (!here) return;
+        expand(rows, rows.runs()[task % num_runs], chunks_[task / num_runs], low, y, next ? next - here : 0);
     });
 }
 
 void LoraSlots::shrink(const RowsBySlot& rows, const RowsBySlot::Run& run, const void* x, const LowNumbers& low) const {
-    float* wide = type_ == NumberType::bfloat16 ? scratch<float, LoraSlots>(kMostLoraRows * k_) : nullptr;
-    for (std::size_t first = run.first; first < run.last; first += kMostLoraRows) {
-        const std::size_t count = std::min(run.last - first, kMostLoraRows);
-        const float* inputs[kMostLoraRows];
-        for (std::size_t i = 0; i < count; ++i) {
-            const std::size_t number = rows.row(first + i) * k_;
-            inputs[i] = wide ? wide + i * k_ : static_cast<const float*>(x) + number;
-            if (wide) kLinear.active().widen(static_cast<const std::uint16_t*>(x) + number, wide + i * k_, k_);
-        }
-        for (std::size_t part = 0; part < columns_.size(); ++part) {
-            const LowRankUpdate* found = update(run.slot, part);
-            if (!found) continue;
-            float* outputs[kMostLoraRows];
-            for (std::size_t i = 0; i < count; ++i) outputs[i] = low.of(first + i, part);
-            const auto kernel = kKernels.active().shrink[found->type() == NumberType::bfloat16];
-            kernel({inputs, outputs, found->a(), count, k_, found->padded_rank(), found->scale()});
-        }
+    const std::size_t count = run.last - run.first;
+    float* wide = type_ == NumberType::bfloat16 ? scratch<float, LoraSlots>(count * k_) : nullptr;
+    const float* inputs[kMostLoraRows];
+    for (std::size_t i = 0; i < count; ++i) {
+        const std::size_t number = rows.row(run.first + i) * k_;
+        inputs[i] = wide ? wide + i * k_ : static_cast<const float*>(x) + number;
+        if (wide) kLinear.active().widen(static_cast<const std::uint16_t*>(x) + number, wide + i * k_, k_);
+    }
+    for (std::size_t part = 0; part < columns_.size(); ++part) {
+        const LowRankUpdate* found = update(run.slot, part);
+        if (!found) continue;
+        float* outputs[kMostLoraRows];
+        for (std::size_t i = 0; i < count; ++i) outputs[i] = low.of(run.first + i, part);
+        const auto kernel = kKernels.active().shrink[found->type() == NumberType::bfloat16];
+        kernel({inputs, outputs, found->a(), count, k_, found->padded_rank(), found->scale()});
     }
 }
 
+const char* LoraSlots::start_of(std::size_t slot, Chunk chunk) const {
+    const LowRankUpdate* found = update(slot, chunk.part);
+    return found ? found->panel(chunk.first_panel) : nullptr;
+}
+
 void LoraSlots::expand(const RowsBySlot& rows, const RowsBySlot::Run& run, Chunk chunk, const LowNumbers& low,
-                       Results y) const {
+                       Results y, std::ptrdiff_t ahead) const {
     const LowRankUpdate* found = update(run.slot, chunk.part);
-    if (!found) return;
+    const std::size_t count = run.last - run.first;
+    const float* inputs[kMostLoraRows];
+    void* outputs[kMostLoraRows];
+    for (std::size_t i = 0; i < count; ++i) {
+        const std::size_t number = rows.row(run.first + i) * width_ + first_column_[chunk.part];
+        inputs[i] = low.of(run.first + i, chunk.part);
+        outputs[i] = static_cast<char*>(y.numbers) + number * item_bytes(y.type);
+    }
     const auto kernel =
         kKernels.active().expand[found->type() == NumberType::bfloat16][y.type == NumberType::bfloat16];
     const std::size_t last_panel = std::min(chunk.first_panel + kPanelsPerTask, found->num_panels());
-    for (std::size_t first = run.first; first < run.last; first += kMostLoraRows) {
-        const std::size_t count = std::min(run.last - first, kMostLoraRows);
-        const float* inputs[kMostLoraRows];
-        void* outputs[kMostLoraRows];
-        for (std::size_t i = 0; i < count; ++i) {
-            const std::size_t number = rows.row(first + i) * width_ + first_column_[chunk.part];
-            inputs[i] = low.of(first + i, chunk.part);
-            outputs[i] = static_cast<char*>(y.numbers) + number * item_bytes(y.type);
-        }
-        kernel({outputs, inputs, found->b(), count, found->rank(), found->num_columns(), chunk.first_panel, last_panel});
-    }
+    kernel({outputs, inputs, found->b(), count, found->rank(), found->num_columns(), chunk.first_panel, last_panel, ahead});
 }
 
 }  // namespace octavo

@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "arena.h"
 #include "packed_matrix.h"
 #include "simd/lora.h"
 #include "threads/thread_pool.h"
@@ -29,13 +30,14 @@ public:
     float scale() const { return scale_; }
     const void* a() const { return a_.data(); }
     const void* b() const { return b_.data(); }
-    std::size_t bytes() const { return a_.size() + b_.size(); }
+    const char* panel(std::size_t index) const;  // of b
+    std::size_t bytes() const { return a_.bytes() + b_.bytes(); }
 
 private:
     const NumberType type_;
     const std::size_t rank_, k_, num_columns_;
     const float scale_;
-    std::vector<char> a_, b_;
+    Arena a_, b_;
 };
 
 // The rows of a step that have an adapter, in the order of their slots, and runs of some of one slot.
@@ -85,9 +87,14 @@ private:
         std::size_t part, first_panel;
     };
 
+    // Where an adapter's weights of a chunk begin; null where it has none.
+    const char* start_of(std::size_t slot, Chunk chunk) const;
+
     // For the rows of a run: the first products of all projections, which have one input; the second ones of a chunk.
+    // ahead: see LoraExpand.
     void shrink(const RowsBySlot& rows, const RowsBySlot::Run& run, const void* x, const LowNumbers& low) const;
-    void expand(const RowsBySlot& rows, const RowsBySlot::Run& run, Chunk chunk, const LowNumbers& low, Results y) const;
+    void expand(const RowsBySlot& rows, const RowsBySlot::Run& run, Chunk chunk, const LowNumbers& low, Results y,
+                std::ptrdiff_t ahead) const;
     const LowRankUpdate* update(std::size_t slot, std::size_t part) const {
         return updates_[slot * columns_.size() + part].get();
     }

@@ -9,12 +9,13 @@
 
 namespace octavo {
 
-inline constexpr std::size_t kLoraLanes = 8;
-inline constexpr std::size_t kMostLoraRows = 4;  // of one adapter, computed together
+inline constexpr std::size_t kLoraLanes = 8;      // ranks are filled up with zeros to a multiple of it
+inline constexpr std::size_t kLoraColumns = 16;   // of a panel
+inline constexpr std::size_t kMostLoraRows = 16;  // of one adapter
 
 // Rows of the caller's choice.
-//   a: [k][padded_rank], the ranks of A as lanes, filled up with zeros to a multiple of kLoraLanes
-//   b: [panels][rank][kLoraLanes], columns of B's result as lanes, filled up alike
+//   a: [k][padded_rank]
+//   b: [panels][rank][kLoraColumns], columns of B's result, filled up with zeros
 struct LoraShrink {  // low[row] = scale * A x[row], padded_rank numbers
     const float* const* x;
     float* const* low;
@@ -23,11 +24,12 @@ struct LoraShrink {  // low[row] = scale * A x[row], padded_rank numbers
     float scale;
 };
 
-struct LoraExpand {  // y[row][8 * panel ...] += B low[row], for panels [first, last)
+struct LoraExpand {  // y[row][16 * panel ...] += B low[row], for panels [first, last)
     void* const* y;
     const float* const* low;
     const void* b;
     std::size_t num_rows, rank, num_columns, first, last;
+    std::ptrdiff_t ahead;  // bytes from what is read to what is read next, which is fetched meanwhile
 };
 
 struct LoraKernels {

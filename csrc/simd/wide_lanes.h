@@ -5,7 +5,23 @@
 
 namespace octavo::OCTAVO_ISA {
 
+// As many consecutive numbers as V has lanes.
+template <class V, class T>
+OCTAVO_INLINE V load_as(const T* p) {
+    return load(p);
+}
+
 #if OCTAVO_HAS_AVX512
+
+template <>
+OCTAVO_INLINE F32x16 load_as<F32x16, float>(const float* p) {
+    return F32x16::load(p);
+}
+template <>
+OCTAVO_INLINE F32x16 load_as<F32x16, std::uint16_t>(const std::uint16_t* p) {
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
+}
 
 OCTAVO_INLINE F32x16 operator+(F32x16 a, F32x16 b) { return {_mm512_add_ps(a.v, b.v)}; }
 OCTAVO_INLINE F32x16 operator-(F32x16 a, F32x16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
