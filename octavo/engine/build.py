@@ -38,7 +38,6 @@ from octavo.engine.step_watch import NoStepWatch, StepWatch
 from octavo.executor.protocol import Executor
 from octavo.plan.executor import executor_backend
 from octavo.plan.kv_specs import kv_cache_specs
-from octavo.plan.native_ops import NATIVE_BLOCK_SIZE_MULTIPLE
 from octavo.plan.plan import Plan
 from octavo.plan.planner import make_plan
 from octavo.plan.speculation import check_speculative_model
@@ -119,7 +118,8 @@ def _decide(config: EngineConfig, phases: Phases) -> KnownModel:
         plan = make_plan(config, facts, caps, None if drafter is None else drafter.facts)
     if not caps.has_native:
         logger.warning("octavo._native is not installed: every operation runs on plain torch")
-    if caps.has_native and (config.cache.block_size or 0) % NATIVE_BLOCK_SIZE_MULTIPLE:
+    on_torch = plan.kernels == "native" and plan.attention_backend == "reference"
+    if on_torch and not facts.is_encoder and executor_backend(config) != "simulated":
         logger.warning("Attention is slow: %s", plan.reasons["attention_backend"])
     for line in plan.explained():
         logger.debug("Plan: %s", line)

@@ -89,6 +89,26 @@ def test_a_forced_number_of_blocks_bounds_a_request() -> None:
 
 
 @pytest.mark.parametrize(
+    ("asked", "is_told"),
+    [
+        ({"block_size": 8}, True),
+        ({"block_size": 16}, False),
+        ({"block_size": 8, "kernels": "reference"}, False),  # as asked
+        ({"block_size": 8, "distributed_executor_backend": "simulated"}, False),  # which attends to nothing
+    ],
+)
+def test_a_block_size_that_makes_attention_slow_is_said(
+    asked: dict[str, Any], is_told: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = {"model": str(make_succ(tmp_path)), "distributed_executor_backend": "uni", "max_model_len": 64, **asked}
+    with caplog.at_level(logging.WARNING, "octavo"):
+        core, _ = build(**config)
+    core.shutdown()
+    told = [line for line in caplog.messages if line.startswith("Attention is slow: ")]
+    assert len(told) == is_told and all("multiples of 16, not 8" in line for line in told)
+
+
+@pytest.mark.parametrize(
     ("asked", "error"),
     [
         ({"max_model_len": 10_000}, ConfigError),

@@ -2,7 +2,8 @@
 
 A step's seconds are those of its decodes and those of its prompt tokens. Decodes take f0 + f1 D for D tokens; a chunk
 of n prompt tokens after c others takes r0 n + r1 n (c + n / 2), for each token also reads those before it. Both pairs
-are least-squares fits, the second of seconds per token, in which a step counts for less with every step after it.
+are least-squares fits, the second of seconds per token, in which a step counts for less with every step after it. Steps
+of decodes alone teach what those take, and so does one with prompts that was over before its decodes should have been.
 """
 
 from __future__ import annotations
@@ -83,13 +84,15 @@ class StepTimeModel:
         if expected > 0.0:
             seconds = min(seconds, MOST_SURPRISE * expected)
         if load.num_prefill_tokens:
-            # Decodes took no longer than the step. Else a wrong guess would keep prompts short, and with them beside
-            # the decodes no step would ever put it right.
-            if seconds < self.decode_seconds(load.num_decode_tokens):
-                self._decodes.add(load.num_decode_tokens, seconds)
-            rest = max(seconds - self.decode_seconds(load.num_decode_tokens), 0.0)
+            decodes = self.decode_seconds(load.num_decode_tokens)
+            if seconds < decodes:
+                # Else a wrong guess would keep prompts short, and with them beside the decodes no step would ever put it
+                # right. What is known of prompts is as likely to be wrong: both take their share of the surprise.
+                decodes *= seconds / max(expected, decodes)
+                self._decodes.add(load.num_decode_tokens, decodes)
             num_tokens = load.num_prefill_tokens
-            self._chunks.add(load.attended / num_tokens, rest / num_tokens, min(num_tokens / FIRST_CHUNK, 1.0))
+            rest = (seconds - decodes) / num_tokens
+            self._chunks.add(load.attended / num_tokens, rest, min(num_tokens / FIRST_CHUNK, 1.0))
         elif load.num_decode_tokens:
             self._decodes.add(load.num_decode_tokens, seconds)
 

@@ -80,6 +80,21 @@ def test_steps_with_prompts_put_right_what_is_believed_of_decodes() -> None:
     assert cut(limit, 6_000, step()) > 100
 
 
+def test_what_decodes_did_not_take_does_not_make_prompts_seem_free() -> None:
+    def seconds(made: StepLoad) -> float:
+        return 0.0115 + 0.00053 * made.num_decode_tokens + 0.00035 * made.num_prefill_tokens
+
+    model = StepTimeModel()
+    for alone in [load(1)] * 30 + [load(0, 128)]:
+        model.observe(alone, seconds(alone))
+    limit = StepTimeLimit(model, 0.150, lambda: 63)
+    for _ in range(10):
+        short = load(63, cut(limit, 128, step()))
+        model.observe(short, seconds(short))
+    assert model.decode_seconds(63) + model.seconds(load(0, 128)) == pytest.approx(seconds(load(63, 128)), rel=0.1)
+    assert model.seconds(load(0, 128)) == pytest.approx(0.00035 * 128, rel=0.35)
+
+
 def test_nothing_is_known_at_first_and_never_anything_negative() -> None:
     model = StepTimeModel()
     assert model.seconds(load(3, 50)) == 0.0
