@@ -202,7 +202,7 @@ void put_in_order(const AttentionCall& call, std::size_t num_threads, std::vecto
 }
 
 bool fits_into_tiles(const AttentionCall& call, bool query_is_bfloat16) {
-    return query_is_bfloat16 && call.cache.type == CacheType::bfloat16 && call.head_size % kEntriesPerTile == 0;
+    return query_is_bfloat16 && call.cache.type == CacheType::bfloat16 && call.head_size % kEntriesByTiles == 0;
 }
 
 AttentionKernel choose_kernel(const AttentionKernels& kernels, const AttentionCall& call, bool query_is_bfloat16) {

@@ -72,7 +72,8 @@ Split split(TaskRows rows, std::size_t num_rows, std::size_t num_panels, std::si
     if (num_rows <= kFewRows) return {num_rows, std::max(panels, panels_together)};
     const std::size_t for_balance = std::min(divide_up(wanted, divide_up(num_panels, 2)), num_rows / rows.least);
     const std::size_t row_tasks = std::max({divide_up(num_rows, rows.most), for_balance, std::size_t{1}});
-    return {divide_up(num_rows, row_tasks), row_tasks == 1 ? std::max<std::size_t>(panels, 2) : 2};
+    const std::size_t rows_per_task = divide_up(divide_up(num_rows, row_tasks), rows.block) * rows.block;
+    return {rows_per_task, row_tasks == 1 ? std::max<std::size_t>(panels, 2) : 2};
 }
 
 }  // namespace

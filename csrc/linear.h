@@ -20,7 +20,7 @@ public:
     PackedLinear(ThreadPool& pool, NumberType type, const void* weight, const void* bias, std::size_t num_columns,
                  std::size_t k, bool gated);
 
-    // Sums are float32, in ascending k; rounded once, after the bias.
+    // Sums are float32, in the order of simd/linear.h; rounded once, after the bias.
     void run(ThreadPool& pool, Activations x, std::size_t num_rows, NumberType out_type, void* out,
              const TileStored& stored) const override;
     void run_best(ThreadPool& pool, Activations x, std::size_t num_rows, float softcap, double* best) const override;

@@ -1,8 +1,8 @@
 // Paged attention: an online softmax over tiles of keys at fixed positions.
 //
 // What one row of one head computes depends on its own query, position and keys alone: every score is one chain of
-// fused multiply-adds over the head's entries, every output entry one chain over the keys of a split in ascending order,
-// and the row's own first and last visible key, never those of its neighbours, bound what is summed.
+// fused multiply-adds over the head's entries, every output entry one chain over the keys of a split in ascending order
+// (where tiles multiply: of their products, see simd/tiles.h), and the row's own first and last visible key, never those of its neighbours, bound what is summed.
 #include "simd/attention.h"
 
 #include "simd/attention_few_rows.h"

@@ -68,8 +68,8 @@ constexpr __attribute__((always_inline)) std::int64_t first_visible(const Attent
     return 0;
 }
 
-// Heads of a multiple of so many entries fit into tiles.
-inline constexpr int kEntriesPerTile = 16;
+// Heads of a multiple of so many entries can be multiplied by tiles, which hold twice as many.
+inline constexpr int kEntriesByTiles = 16;
 
 using AttentionKernel = void (*)(const AttentionCall&, const AttentionTask&, float* scratch);
 // Puts the partial sums of a task of one run together, split by split from its `partial` on, and writes the results.

@@ -98,8 +98,9 @@ struct Work {
     bool sees_all = false;          // every row of every key of the tile
     int num_blocks = 0;
     Block blocks[kRowsPerTask];     // of rows that see any of them
-    float* query;                   // [num_rows, head_size], scaled
-    float *keys, *values;           // a tile's as float32: strips of keys, panels [kKeysPerTile, kPanelColumns] of values
+    float* query;                   // [num_rows, head_size], scaled; by tiles bfloat16 as they are
+    float *keys, *values;           // a tile's as float32: strips of keys, panels [kKeysPerTile, kPanelColumns] of values;
+                                    // by tiles spare sums, and pairs of bfloat16 values
     float* weights;                 // [num_rows, kKeysPerTile], scores at first
     Sums split, total;
 };

@@ -2,7 +2,8 @@
 // row's bits do not depend on its neighbours.
 //
 // Scores are products of queries and keys, summed up in float32. Weights are rounded to bfloat16, and it is the rounded
-// ones that are added up: they divide what they have weighed, and a mean of equal values is that value.
+// ones that are added up: they divide what they have weighed, and a mean of equal values is that value. What a row does not
+// see and a neighbour does is multiplied by a weight of zero: of finite values that adds a zero, and others are kept apart.
 #pragma once
 
 #include "simd/attention_tile.h"
@@ -18,7 +19,7 @@ constexpr int kVectorsPerTile = kKeysPerTile / 16;
 // sixteens. Weights of the tile's first half of keys are in 4, those of its second in 3, which has the same shape.
 static_assert(kStripsPerTile == 4 && kPairsPerTile == 2 * kTileRows);
 
-// Rows of each of a task's tiles: even numbers, so 17 are 9 and 8. The last may have some that are nobody's.
+// Rows of each of a task's tiles, split evenly: 17 are 9 and 8. The last may have some that are nobody's.
 OCTAVO_INLINE int rows_per_tile(int num_rows) {
     const int num_tiles = (num_rows + kTileRows - 1) / kTileRows;
     return (num_rows + num_tiles - 1) / num_tiles;
@@ -47,10 +48,20 @@ inline void copy_query(const Work& work) {
 
 // ---- Scores and weights ----
 
+// Adds the products of one part of the rows' entries and that of each strip's keys to the four tiles of scores.
+template <int kQuery, int kKeys, class Keys>
+OCTAVO_INLINE void multiply_strips(const Half* query, std::size_t row_bytes, Keys keys) {
+    load_tile<kQuery>(query, row_bytes);
+    load_tile<kKeys>(keys(0), kTileRowBytes), add_products_bfloat16<0, kQuery, kKeys>();
+    load_tile<kKeys>(keys(1), kTileRowBytes), add_products_bfloat16<1, kQuery, kKeys>();
+    load_tile<kKeys>(keys(2), kTileRowBytes), add_products_bfloat16<2, kQuery, kKeys>();
+    load_tile<kKeys>(keys(3), kTileRowBytes), add_products_bfloat16<3, kQuery, kKeys>();
+}
+
 // Scores of a tile's rows, and of all its keys: those that nobody sees are of no account. Meanwhile those of the
 // next tile are fetched.
 template <bool kReadsAhead>
-OCTAVO_INLINE void multiply_keys(const Half* query, const Tile<Half>& tile, int head_size, float* scores) {
+OCTAVO_INLINE void score_by_tiles(const Half* query, const Tile<Half>& tile, int head_size, float* scores) {
     const std::size_t row_bytes = head_size * sizeof(Half);
     int d = 0;
     const auto keys = [&](int strip) {
@@ -61,20 +72,8 @@ OCTAVO_INLINE void multiply_keys(const Half* query, const Tile<Half>& tile, int 
         return tile.strips[strip].keys() + at;
     };
     zero_tile<0>(), zero_tile<1>(), zero_tile<2>(), zero_tile<3>();
-    for (; d + 32 <= head_size; d += 32) {
-        load_tile<4>(query + d, row_bytes);
-        load_tile<5>(keys(0), kTileRowBytes), add_products_bfloat16<0, 4, 5>();
-        load_tile<5>(keys(1), kTileRowBytes), add_products_bfloat16<1, 4, 5>();
-        load_tile<5>(keys(2), kTileRowBytes), add_products_bfloat16<2, 4, 5>();
-        load_tile<5>(keys(3), kTileRowBytes), add_products_bfloat16<3, 4, 5>();
-    }
-    if (d < head_size) {
-        load_tile<6>(query + d, row_bytes);
-        load_tile<7>(keys(0), kTileRowBytes), add_products_bfloat16<0, 6, 7>();
-        load_tile<7>(keys(1), kTileRowBytes), add_products_bfloat16<1, 6, 7>();
-        load_tile<7>(keys(2), kTileRowBytes), add_products_bfloat16<2, 6, 7>();
-        load_tile<7>(keys(3), kTileRowBytes), add_products_bfloat16<3, 6, 7>();
-    }
+    for (; d + 32 <= head_size; d += 32) multiply_strips<4, 5>(query + d, row_bytes, keys);
+    if (d < head_size) multiply_strips<6, 7>(query + d, row_bytes, keys);
     constexpr std::size_t kStride = kKeysPerTile * sizeof(float);
     store_tile<0>(scores, kStride), store_tile<1>(scores + 16, kStride);
     store_tile<2>(scores + 32, kStride), store_tile<3>(scores + 48, kStride);
@@ -132,7 +131,7 @@ OCTAVO_INLINE void weigh_row(Work& work, int row, float unit) {
     work.split.weight[row] += sum_lanes(sum);
 }
 
-inline void weigh_rows(Work& work) {
+inline void weigh_scores(Work& work) {
     const AttentionCall& call = work.call;
     const float unit = call.softcap != 0.0f ? 1.0f : call.scale * kLog2E;
     for (int row = 0; row < work.num_rows; ++row) {
@@ -224,14 +223,16 @@ inline void attend_rows_by_tiles(Work& work, const Tile<Half>& tile, int rows) {
         }
     };
     Half* pairs = pairs_of_values(work);
+    bool reads_ahead = true;  // once
     for_tiles([&](int row, int) {
         const Half* query = queries(work) + row * head_size;
         float* scores = work.weights + row * kKeysPerTile;
-        row == 0 ? multiply_keys<true>(query, tile, head_size, scores) : multiply_keys<false>(query, tile, head_size, scores);
+        reads_ahead ? score_by_tiles<true>(query, tile, head_size, scores) : score_by_tiles<false>(query, tile, head_size, scores);
+        reads_ahead = false;
     });
     copy_values(tile, seen_by_any(work, 0, work.num_rows), head_size, pairs);
     const bool together = work.sees_all || are_finite(pairs, kKeysPerTile * head_size);
-    weigh_rows(work);
+    weigh_scores(work);
     for_tiles([&](int row, int end) {
         if (!together) return multiply_own_values(work, tile, row, end);
         multiply_values(work.weights + row * kKeysPerTile, pairs, head_size, work.split.value + row * head_size);

@@ -14,7 +14,7 @@ constexpr int kVectors = 2;  // of a panel
 constexpr std::size_t kColumns = kVectors * kWideLanes;
 constexpr std::size_t kLine = kColumns * 4;  // bytes of a panel's row of words
 constexpr std::size_t kSumsStride = 2 * kColumns;
-constexpr TaskRows kTaskRows{24, 96};
+constexpr TaskRows kTaskRows{1, 24, 96};
 constexpr std::size_t kPrefetch = 1536;  // bytes ahead in a panel read once: past what the hardware does at a page's end
 
 // Lines of a panel that the tiles of several rows share in a cache: the second level's, or, where panels come from memory
@@ -361,7 +361,7 @@ void linear(const LinearTask& task) {
 
 #if OCTAVO_ISA_amx
 
-constexpr TaskRows kBFloat16TaskRows{4 * kRowsOfTiles, 8 * kRowsOfTiles};
+constexpr TaskRows kBFloat16TaskRows{kRowsOfTiles, 4 * kRowsOfTiles, 8 * kRowsOfTiles};
 
 // Panels that come next are fetched by the blocks of rows together; a block that is alone runs ahead of itself.
 OCTAVO_INLINE void look_ahead(TileBlock& block, std::size_t panel_bytes, std::size_t number, std::size_t num_blocks) {

@@ -9,16 +9,17 @@
 
 namespace octavo {
 
-// How many rows a task may have, where there are more than a few.
+// How many rows a task may have, where there are more than a few: whole blocks, but for the last task's.
 struct TaskRows {
-    std::size_t least, most;
+    std::size_t block, least, most;
 };
 
 // Rows times panels [first_panel, last_panel), an even number first. A panel is [ceil(bytes of a row / 4)][columns] words
 // of 4 bytes of the weight, row by row of it: one float32, or two bfloat16 that are neighbours in k (the last one's partner
 // is zero). Each output is one float32 chain over ascending k that starts at zero, plus its bias, so it depends neither
-// on num_rows nor on how the work is split. A link of the chain is a fused multiply-add; but where the instruction set
-// multiplies bfloat16, it is that instruction: of a vector on two of k at once, of a tile on 32 (simd/tiles.h).
+// on num_rows nor on how the work is split. A link of the chain is a fused multiply-add of one k; but where the instruction
+// set multiplies bfloat16, it is that instruction: of a vector on two of k at once, of a tile on 32, whose products are
+// added up before (simd/tiles.h).
 struct LinearTask {
     const void* x = nullptr;  // [num_rows, k]
     std::size_t num_rows = 0, k = 0;

@@ -1,5 +1,6 @@
 // Elementary functions of eight floats, or sixteen (wide_lanes.h): one polynomial each, so that every kernel and every
-// instruction set agrees to the bit. Errors are below two units in the last place where not said otherwise; NaN stays NaN.
+// instruction set agrees to the bit. Errors are below two units in the last place where not said otherwise; NaN stays NaN,
+// but for one of a file whose last nine bits are not zero.
 #pragma once
 
 #include "simd/activation.h"

@@ -96,7 +96,7 @@ template <WeightFormat kFormat, class Out>
 void panel_times_rows(const QuantizedTask& task, std::size_t panel_number, std::size_t row, std::size_t num_rows) {
     constexpr PanelLayout kLayout = layout_of(kFormat);
     const char* panel = task.panels + panel_number * kLayout.panel_bytes(task.num_groups);
-    float totals[kRowsAtOnce][16];
+    alignas(64) float totals[kRowsAtOnce][16];
     for (std::size_t r = 0; r < num_rows; ++r) Columns::zero().store(totals[r]);
     accumulate_panel<kFormat>(task, panel + kLayout.panel_header(), task.x + row, num_rows, totals);
     finish<kFormat, Out>(task, panel, panel_number * kQuantizedColumns, row, num_rows, totals);
@@ -111,7 +111,7 @@ void panels_times_rows_on_tiles(const QuantizedTask& task, std::size_t first_pan
     const std::size_t panel_bytes = layout_of(kFormat).panel_bytes(task.num_groups);
     const char* panels = task.panels + first_panel * panel_bytes;
     const TileScope scope(group_shapes(num_rows, UnpackedGroups<kFormat>::kParts));
-    float totals[kPanelsAtOnce][kRowsAtOnce][16];
+    alignas(64) float totals[kPanelsAtOnce][kRowsAtOnce][16];
     for (std::size_t i = 0; i < num_panels; ++i) {
         for (std::size_t r = 0; r < num_rows; ++r) Columns::zero().store(totals[i][r]);
     }
@@ -139,6 +139,13 @@ std::size_t product_on_tiles(const QuantizedTask& task, std::size_t row, std::si
     return on_tiles;
 }
 
+#else
+
+template <WeightFormat kFormat, class Out>
+OCTAVO_INLINE std::size_t product_on_tiles(const QuantizedTask&, std::size_t, std::size_t) {
+    return 0;
+}
+
 #endif
 
 template <WeightFormat kFormat, class Out>
@@ -147,12 +154,10 @@ void product(const QuantizedTask& task) {
     for (std::size_t row = 0; row < task.num_rows; row += num_rows) {
         const std::size_t left = task.num_rows - row;
         num_rows = left < kRowsAtOnce ? left : kRowsAtOnce;
-#if OCTAVO_ISA_amx
         if (const std::size_t done = product_on_tiles<kFormat, Out>(task, row, num_rows)) {
             num_rows = done;
             continue;
         }
-#endif
         for (std::size_t panel = 0; panel < task.num_panels; ++panel) {
             panel_times_rows<kFormat, Out>(task, panel, row, num_rows);
         }

@@ -179,7 +179,9 @@ OCTAVO_INLINE void add_groups(const UnpackedGroups<kFormat>& groups, const Activ
                               std::size_t num_rows, float (*totals)[16]) {
     const std::size_t rest = num_rows % kTileRows, whole = num_rows - rest;
     if (whole) add_to_whole_tiles(groups, x, x_stride, whole, totals);
-    if (rest) add_to_rest(groups, x + whole, x_stride, rest, totals + whole);
+    if constexpr (kLeastTileRows<kFormat> < kTileRows) {
+        if (rest) add_to_rest(groups, x + whole, x_stride, rest, totals + whole);
+    }
 }
 
 }  // namespace octavo::OCTAVO_ISA

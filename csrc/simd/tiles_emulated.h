@@ -1,4 +1,5 @@
-// Tile registers in memory, for tests on a CPU without AMX: what its instructions do, byte by byte.
+// Tile registers in memory, for tests on a CPU without AMX: what its instructions do, byte by byte. Where those would fault,
+// so does this.
 #pragma once
 
 #include "simd/vector.h"
@@ -12,6 +13,7 @@ struct EmulatedTiles {
     void configure(const std::uint8_t* num_rows, const std::uint16_t* bytes_of_row) {
         *this = {};
         for (int i = 0; i < 8; ++i) rows[i] = num_rows[i], row_bytes[i] = bytes_of_row[i];
+        for (int i = 0; i < 8; ++i) expect((rows[i] == 0) == (row_bytes[i] == 0) && rows[i] <= 16 && row_bytes[i] <= 64);
     }
     void zero(int tile) { std::memset(bytes[tile], 0, sizeof bytes[tile]); }
     void load(int tile, const void* from, std::size_t stride) {
@@ -44,12 +46,21 @@ struct EmulatedTiles {
         }
     }
 
+    static void expect(bool is_so) {
+        if (!is_so) __builtin_trap();
+    }
+    void expect_to_fit(int sums, int left, int right) const {
+        expect(rows[sums] && rows[sums] == rows[left] && row_bytes[left] == 4 * rows[right] &&
+               row_bytes[sums] == row_bytes[right]);
+    }
+
     static float flushed(float x) { return x < 0x1p-126f && x > -0x1p-126f ? 0.0f * x : x; }
     static float fused(float a, float b, float sum) {
         return flushed(__builtin_fmaf(flushed(a), flushed(b), flushed(sum)));
     }
 
     void add_products_bfloat16(int sums, int left, int right) {
+        expect_to_fit(sums, left, right);
         for_sums<float>(sums, [&](int row, int column, float before) {
             float parts[2] = {0.0f, 0.0f};
             for (int k = 0; k < row_bytes[left] / 4; ++k) {
@@ -63,6 +74,7 @@ struct EmulatedTiles {
     }
 
     void add_products_int8(int sums, int left, int right) {
+        expect_to_fit(sums, left, right);
         for_sums<std::int32_t>(sums, [&](int row, int column, std::int32_t sum) {
             for (int k = 0; k < row_bytes[left]; ++k) {
                 sum += number<std::int8_t>(left, row, k) * number<std::int8_t>(right, k / 4, 4 * column + k % 4);
