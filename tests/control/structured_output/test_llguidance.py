@@ -15,6 +15,7 @@ from octavo.control.structured_output.backends.llguidance import (
 from octavo.words.errors import RequestError
 from octavo.words.structured_outputs import StructuredOutputParams
 from tests.control.structured_output.bytes_vocabulary import EOS, Bytes, allowed
+from tests.refusals import documented_refusals, keywords_of, reason_of
 
 NESTED: dict[str, Any] = {"type": "string"}
 for _ in range(70):
@@ -143,21 +144,55 @@ def test_additional_properties_can_be_closed(backend: LLGuidanceBackend) -> None
         ({"json": {"type": "string", "format": "iri"}}, "iri"),
         ({"json": {"$ref": "http://127.0.0.1:1/schema"}}, "http://127.0.0.1:1/schema"),
         ({"json": "{"}, "line 1"),
-        ({"json": {"not": {}}}, "not"),
         ({"json": NESTED}, "nested"),
         ({"json": {"enum": [f"{i:01000}" for i in range(MAX_GRAMMAR_BYTES // 1000)]}}, "bytes long"),
         ({"regex": "((("}, "unclosed"),
         ({"regex": r"a(?=b)"}, "look"),
-        ({"grammar": "no rules here"}, "grammar"),
+        ({"grammar": "no rules here"}, "Expected ::= at line 1"),
         ({"structural_tag": {"structures": []}}, "triggers"),
         ({"structural_tag": {"structures": [], "triggers": []}}, "no structures"),
     ],
 )
 def test_so03_what_cannot_be_met_is_refused_with_its_reason(params: dict[str, Any], named: str) -> None:
-    with pytest.raises(RequestError, match=r"structured_outputs\.") as caught:
+    with pytest.raises(RequestError, match=r"^structured_outputs\.") as caught:
         check_grammar(StructuredOutputParams(**params))
-    assert named in str(caught.value)
+    assert named in reason_of(caught.value)
     assert caught.value.param == "structured_outputs"
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value"),
+    [
+        ("not", {"type": "string"}),
+        ("if", {"type": "string"}),
+        ("then", {"type": "string"}),
+        ("else", {"type": "string"}),
+        ("uniqueItems", True),
+        ("contains", {"type": "string"}),
+        ("minContains", 2),
+        ("maxContains", 2),
+        ("propertyNames", {"pattern": "^a"}),
+        ("dependentRequired", {"a": ["b"]}),
+        ("dependentSchemas", {"a": {"required": ["b"]}}),
+        ("dependencies", {"a": ["b"]}),
+        ("unevaluatedItems", False),
+        ("unevaluatedProperties", False),
+        ("$dynamicAnchor", "a"),
+        ("$dynamicRef", "#a"),
+        ("$recursiveRef", "#"),
+    ],
+)
+def test_a_keyword_that_is_not_supported_is_named_wherever_it_stands(keyword: str, value: Any) -> None:
+    says = {keyword: value}
+    for schema in (
+        says,
+        {"type": "array", "items": {"anyOf": [{"type": "string"}, says]}},
+        {"properties": {"a": says}},
+    ):
+        with pytest.raises(RequestError, match=r"^structured_outputs\.json cannot be used: ") as caught:
+            check_grammar(StructuredOutputParams(json=schema))
+        assert keywords_of(reason_of(caught.value)) == [keyword]
+    assert f"`{keyword}`" in documented_refusals()
 
 
 @pytest.mark.parametrize(
