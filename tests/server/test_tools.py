@@ -137,6 +137,13 @@ def test_no_tools_are_shown_under_none(server: RunningServer) -> None:
     _, content, calls, _ = both(server, tool_choice="none", **written(CALL))
     assert (content, calls) == (CALL, [])
 
+    def prompt(**fields: Any) -> list[int]:
+        answer = server.client.post(CHAT, json=body_of(max_tokens=1, return_token_ids=True, **fields))
+        return list(answer.json()["prompt_token_ids"])
+
+    assert prompt(tool_choice="none") == prompt(tools=None) == list(b"A")
+    assert len(prompt(tool_choice="auto")) > 100
+
 
 def test_several_answers_are_read_apart(server: RunningServer) -> None:
     choices = server.client.post(CHAT, json=body_of(n=2, temperature=1, **written(CALL))).json()["choices"]
