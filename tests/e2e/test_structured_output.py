@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from typing import Any
 import pytest
 
 from octavo import LLM, AsyncLLM, CompletionOutput, EngineArgs, SamplingParams, StructuredOutputParams
+from octavo.control.structured_output.manager import MAX_CACHED_GRAMMARS
 from octavo.words.errors import RequestError
+from tests.memory import anonymous_bytes
 
 DIGIT = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["a"]}
 CLOSED_DIGIT = {**DIGIT, "additionalProperties": False}
@@ -71,11 +74,37 @@ def test_a_grammar_that_can_only_end_ends_the_request_whatever_min_tokens_says(c
     assert choice.finish_reason == "stop" and choice.stop_reason is None
 
 
-def test_so12_many_different_schemas_leave_a_bounded_cache(counting: LLM) -> None:
-    shapes = [StructuredOutputParams(regex=f"x{number}") for number in range(100)]
-    params = [SamplingParams(max_tokens=8, structured_outputs=shape) for shape in shapes]
-    outputs = counting.generate(["A"] * len(params), params, use_tqdm=False)
-    assert [output.outputs[0].text for output in outputs] == [f"x{number}" for number in range(100)]
+def test_so12_many_different_schemas_leave_a_bounded_cache_little_memory_and_no_file(
+    counting: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("HOME", "XDG_CACHE_HOME", "OCTAVO_CACHE_ROOT", "TMPDIR"):
+        monkeypatch.setenv(folder, str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+    def answers_to(numbers: range) -> list[str]:
+        shapes = [StructuredOutputParams(json=numbered(number), disable_any_whitespace=True) for number in numbers]
+        params = [SamplingParams(temperature=0.0, max_tokens=6, structured_outputs=shape) for shape in shapes]
+        return [each.outputs[0].text for each in counting.generate(["A"] * len(params), params, use_tqdm=False)]
+
+    answers_to(range(100))
+    before = anonymous_bytes()
+    for start in range(100, 2_100, 100):
+        assert answers_to(range(start, start + 100)) == [f'{{"{number:04}' for number in range(start, start + 100)]
+    assert anonymous_bytes() - before < 100 << 20
+    assert len(counting._engine._client._core.structured_output._cache) == MAX_CACHED_GRAMMARS  # type: ignore[attr-defined]
+    assert list(tmp_path.rglob("*")) == []
+
+
+def numbered(number: int) -> dict[str, Any]:
+    """A schema of its own: kept, 2,000 of them would take 170 MiB."""
+    names = [f"{number:04}", *(f"{number:04}{letter}" for letter in "abcd")]
+    return {
+        "type": "object",
+        "properties": {name: {"type": "string", "maxLength": 20} for name in names},
+        "required": names[:1],
+        "additionalProperties": False,
+    }
 
 
 def test_different_constraints_and_none_share_a_batch_and_logprobs_stay_the_models(counting: LLM) -> None:
