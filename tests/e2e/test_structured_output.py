@@ -7,16 +7,20 @@ import json
 import os
 import re
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from octavo import LLM, AsyncLLM, CompletionOutput, EngineArgs, SamplingParams, StructuredOutputParams
 from octavo.control.structured_output.manager import MAX_CACHED_GRAMMARS
 from octavo.words.errors import RequestError
+from octavo.words.sampling_params import RequestOutputKind
 from tests.memory import anonymous_bytes
+from tests.schemas import schemas_of_huge_bounds
 
 DIGIT = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["a"]}
 CLOSED_DIGIT = {**DIGIT, "additionalProperties": False}
@@ -184,6 +188,47 @@ def test_so08_what_demands_too_much_is_refused_while_a_stream_goes_on_as_without
         asyncio.run(asyncio.wait_for(run(), 60))
     finally:
         engine.shutdown()
+
+
+def test_so08_huge_bounds_keep_no_stream_waiting(succ: Path) -> None:
+    engine = AsyncLLM.from_engine_args(EngineArgs(str(succ), block_size=16, num_gpu_blocks_override=200))
+    endless = SamplingParams(temperature=0.0, max_tokens=2000, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
+    moments: list[float] = []
+
+    async def stream() -> None:
+        while True:
+            async for _ in engine.generate("A", endless):
+                moments.append(time.monotonic())
+
+    async def answer_to(schema: Any) -> str:
+        shape = StructuredOutputParams(json=schema)
+        try:
+            async for output in engine.generate("A", SamplingParams(max_tokens=20, structured_outputs=shape)):
+                last = output
+        except RequestError:
+            return "refused"
+        return str(last.outputs[0].finish_reason)
+
+    async def run() -> dict[str, str]:
+        streaming = asyncio.create_task(stream())
+        while not moments:
+            await asyncio.sleep(0.01)
+        answers = {name: await answer_to(schema) for name, schema in schemas_of_huge_bounds().items()}
+        num_before = len(moments)
+        while len(moments) == num_before:
+            await asyncio.sleep(0.01)
+        streaming.cancel()
+        await asyncio.wait([streaming])
+        return answers
+
+    try:
+        answers = asyncio.run(asyncio.wait_for(run(), 120))
+    finally:
+        engine.shutdown()
+    must = {"a text that must be long", "a list that must be long"}
+    assert {name for name, reason in answers.items() if reason == "refused"} == must
+    assert set(answers.values()) <= {"refused", "stop", "length"}
+    assert max(np.diff(moments)) < 10  # five times what the case allows: no speed
 
 
 @pytest.mark.slow

@@ -15,7 +15,9 @@ from octavo.control.structured_output.backends.llguidance import (
 from octavo.words.errors import RequestError
 from octavo.words.structured_outputs import StructuredOutputParams
 from tests.control.structured_output.bytes_vocabulary import EOS, Bytes, allowed
+from tests.fresh_python import run
 from tests.refusals import documented_refusals, keywords_of, reason_of
+from tests.schemas import schemas_of_huge_bounds
 
 NESTED: dict[str, Any] = {"type": "string"}
 for _ in range(70):
@@ -265,17 +267,42 @@ def test_bounds_are_whole_numbers_and_may_be_beyond_reach(backend: LLGuidanceBac
     assert accepts(backend, '{"maxLength":9007199254740992,"minItems":1.5}', json=literal)
 
 
-@pytest.mark.timeout(20)
-def test_so08_huge_bounds_are_compiled_or_refused_at_once(backend: LLGuidanceBackend) -> None:
-    deep: dict[str, Any] = {"type": "string", "maxLength": 10**6}
-    for _ in range(12):
-        deep = {"type": "object", "properties": {"a": deep, "b": {"type": "array", "maxItems": 10**6}}}
-    for params in ({"json": deep}, {"regex": "(" * 30 + "a" + "{1,1000})" * 30}, {"regex": ".*" * 300}):
-        try:
-            grammar = backend.compile(StructuredOutputParams(**params))
-        except RequestError:
-            continue
-        assert allowed(grammar, backend) or grammar.error is not None
+MEASURED = """
+import json, sys, time
+from pathlib import Path
+from octavo.control.structured_output.backends.llguidance import LLGuidanceBackend, check_grammar
+from octavo.words.errors import RequestError
+from octavo.words.structured_outputs import StructuredOutputParams
+from tests.control.structured_output.bytes_vocabulary import EOS, Bytes, allowed
+
+def peak():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) * 1024
+
+backend = LLGuidanceBackend(Bytes(), [EOS])
+backend.compile(StructuredOutputParams(json={}))
+for params in json.loads(sys.argv[1]):
+    began, before = time.monotonic(), peak()
+    try:
+        check_grammar(StructuredOutputParams(**params))
+        grammar = backend.compile(StructuredOutputParams(**params))
+        assert allowed(grammar, backend) and grammar.error is None
+        told = "compiled"
+    except RequestError as error:
+        told = str(error)
+    print(json.dumps([told, time.monotonic() - began, peak() - before]))
+"""
+
+
+def test_so08_huge_bounds_are_compiled_or_refused_soon_and_in_little_memory() -> None:
+    asked = {name: {"json": schema} for name, schema in schemas_of_huge_bounds().items()}
+    asked |= {"30 regexes": {"regex": "(" * 30 + "a" + "{1,1000})" * 30}, "dots": {"regex": ".*" * 300}}
+    told = dict(zip(asked, map(json.loads, run(MEASURED, json.dumps(list(asked.values())))), strict=True))
+    refused = {name for name, (what, _, _) in told.items() if what != "compiled"}
+    assert refused == {"a text that must be long", "a list that must be long", "30 regexes"}
+    assert all("16,384" in told[name][0] for name in refused)
+    assert max(seconds for _, seconds, _ in told.values()) < 10, told  # five times what the case allows: no speed
+    assert max(num_bytes for _, _, num_bytes in told.values()) < 200 << 20, told
 
 
 def test_exactly_one_constraint_is_taken() -> None:
