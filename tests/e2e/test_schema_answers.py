@@ -63,6 +63,16 @@ def test_what_ends_by_itself_is_valid(llm: LLM) -> None:
     assert num_ended(examples, answers(llm, examples, 400)) >= 7
 
 
+def test_so13_a_choice_of_other_scripts_is_one_of_the_list(llm: LLM) -> None:
+    for texts in (["🐈", "犬"], ["a", "ab"]):
+        shape = StructuredOutputParams(choice=texts)
+        params = [SamplingParams(temperature=2.0, seed=seed, structured_outputs=shape) for seed in range(20)]
+        found = [each.outputs[0] for each in llm.generate(["A pet:"] * 20, params, use_tqdm=False)]
+        assert {choice.text for choice in found} <= set(texts)
+        assert {choice.finish_reason for choice in found} == {"stop"}
+    assert "ab" in {choice.text for choice in found}
+
+
 @pytest.mark.models
 @pytest.mark.timeout(1800)
 def test_nearly_all_of_200_schemas_are_answered_within_1024_tokens(smollm2: str) -> None:

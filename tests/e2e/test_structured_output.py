@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -21,6 +21,8 @@ from octavo.words.errors import RequestError
 from octavo.words.sampling_params import RequestOutputKind
 from tests.memory import anonymous_bytes
 from tests.schemas import schemas_of_huge_bounds
+from tests.succ import BOS, EOS
+from tests.tiny_models import save_tiny_model
 
 DIGIT = {"type": "object", "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["a"]}
 CLOSED_DIGIT = {**DIGIT, "additionalProperties": False}
@@ -39,18 +41,49 @@ def answer(llm: LLM, prompt: str = "A", shape: dict[str, Any] | None = None, **p
     return llm.generate(prompt, sampling, use_tqdm=False)[0].outputs[0]
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_so05_a_weak_model_ends_its_json(counting: LLM, seed: int) -> None:
-    choice = answer(counting, shape={"json": CLOSED_DIGIT}, seed=seed)
-    assert choice.finish_reason == "stop"
-    assert json.loads(choice.text)["a"] in range(10)
-    assert not re.search(r"\s{9}", choice.text)
+@pytest.fixture(scope="module")
+def random(succ: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    """A model of random weights, of the same tokens: it wants nothing in particular."""
+    folder = save_tiny_model(tmp_path_factory.mktemp("random"), "qwen3", bos_token_id=BOS, eos_token_id=EOS)
+    with LLM(str(folder), tokenizer=str(succ), dtype="float32", max_model_len=512) as llm:
+        yield llm
 
 
-def test_so13_a_choice_is_one_of_the_list(counting: LLM) -> None:
-    for shape in (["🐈", "犬"], ["a", "ab"]):
-        choice = answer(counting, shape={"choice": shape})
-        assert choice.text in shape and choice.finish_reason == "stop"
+@pytest.fixture(params=["counting", "random"])
+def weak(request: pytest.FixtureRequest) -> LLM:
+    """Each of the two that write no JSON of their own."""
+    return cast("LLM", request.getfixturevalue(request.param))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("schema", [DIGIT, CLOSED_DIGIT])
+def test_so05_a_weak_model_ends_its_json(weak: LLM, schema: dict[str, Any], temperature: float) -> None:
+    found = answers(weak, {"json": schema}, temperature=temperature, max_tokens=64)
+    assert len(found) == 20
+    for choice in found:
+        assert choice.finish_reason == "stop"
+        assert json.loads(choice.text)["a"] in range(10)
+        assert not re.search(r"\s{9}", choice.text)
+
+
+def test_so13_a_choice_is_one_of_the_list(weak: LLM) -> None:
+    for texts in (["🐈", "犬"], ["a", "ab"]):
+        for temperature in (0.0, 2.0):
+            found = answers(weak, {"choice": texts}, temperature=temperature)
+            assert all(choice.text in texts and choice.finish_reason == "stop" for choice in found)
+    assert "ab" in {choice.text for choice in found}, "the longer one, too"
+
+
+def test_so13_no_choice_is_none(weak: LLM) -> None:
+    with pytest.raises(RequestError, match="at least one text"):
+        answer(weak, shape={"choice": []})
+
+
+def answers(llm: LLM, shape: dict[str, Any], **params: Any) -> list[CompletionOutput]:
+    """Of 20 seeds."""
+    wanted = StructuredOutputParams(**shape)
+    sampling = [SamplingParams(seed=seed, structured_outputs=wanted, **params) for seed in range(20)]
+    return [each.outputs[0] for each in llm.generate(["A"] * 20, sampling, use_tqdm=False)]
 
 
 def test_so15_what_max_tokens_cuts_off_says_length(counting: LLM) -> None:
