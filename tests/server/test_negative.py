@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import socket
 import threading
@@ -121,9 +122,9 @@ def test_a_malformed_schema_is_refused_and_harms_nobody(server: RunningServer, s
         ("/v1/chat/completions", {"messages": [message], "response_format": form}),
         ("/v1/responses", {"input": "A", "text": {"format": tool}}),
     ]
-    for path, fields in requests:
-        answer = server.client.post(path, json={"model": MODEL, **fields})
-        assert answer.status_code == 400, (path, answer.text)
+    for (path, fields), stream in itertools.product(requests, (False, True)):
+        answer = server.client.post(path, json={"model": MODEL, "stream": stream, **fields})
+        assert answer.status_code == 400, (path, answer.text)  # of a stream, too: it is refused before it is queued
         error = answer.json()["error"]
         assert error.keys() == ERROR_KEYS and named in error["message"], (path, error)
     assert server.is_alive()
