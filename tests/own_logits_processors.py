@@ -6,6 +6,9 @@ from typing import Any, ClassVar
 
 from octavo.device.sample.logits_processors import Followed, SamplingBatch
 from octavo.words.messages import NewRequestData
+from tests.succ import EOT
+
+WRONG_CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris", "days": 99, "mood": true}}\n</tool_call>'
 
 
 class OnlyToken:
@@ -56,6 +59,28 @@ class RawLogits:
         RawLogits.most_rows = max(RawLogits.most_rows, len(batch.slots))
         for row, name in self._names.rows(batch):
             self.seen[name, int(batch.num_tokens[row])] = logits[row].numpy().tobytes()
+        return False
+
+
+class WantsWrongCall:
+    """Every answer, of one byte a token, would be ``WRONG_CALL``, and end after any call."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._starts: Followed[int] = Followed()
+
+    def add(self, slot: int, request: NewRequestData) -> None:
+        self._starts.add(slot, len(request.prompt_token_ids))
+
+    def remove(self, slot: int) -> None:
+        self._starts.remove(slot)
+
+    def apply(self, logits: Any, batch: SamplingBatch) -> bool:
+        call = list(WRONG_CALL.encode())
+        end = list(b"</tool_call>")
+        for row, start in self._starts.rows(batch):
+            said = batch.tokens(row, start).tolist()
+            is_over = len(said) >= len(call) or said[-len(end) :] == end
+            logits[row, EOT if is_over else call[len(said)]] += 100.0
         return False
 
 

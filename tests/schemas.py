@@ -53,6 +53,32 @@ def generated_schemas(count: int = NUM_GENERATED) -> list[Example]:
     return [_example(number) for number in range(count)]
 
 
+def schemas_of_huge_bounds() -> dict[str, Any]:
+    """Bounds that nobody reaches, alone and inside each other twelve times, by what they say (SO08)."""
+    most = 10**6
+    deep: Any = {"type": "string", "maxLength": most}
+    lists, short = deep, {"type": "string", "maxLength": 2000}
+    required = short
+    for _ in range(12):
+        deep = {"type": "object", "properties": {"a": deep, "b": {"type": "array", "maxItems": most}}}
+        lists = {"type": "array", "items": lists, "maxItems": most}
+        required = {
+            "type": "object",
+            "properties": {"a": required, "b": short},
+            "required": ["a", "b"],
+            "additionalProperties": False,
+        }
+    return {
+        "a long text": {"type": "string", "maxLength": most},
+        "a long list": {"type": "array", "maxItems": most},
+        "12 objects": deep,
+        "12 lists": lists,
+        "12 objects, all required": required,
+        "a text that must be long": {"type": "string", "minLength": most},
+        "a list that must be long": {"type": "array", "items": {"type": "integer"}, "minItems": most},
+    }
+
+
 def _example(number: int) -> Example:
     draw = random.Random(number)
     schema = _object(draw, depth=2)

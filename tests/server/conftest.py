@@ -42,6 +42,13 @@ CITY = {
     "additionalProperties": False,
 }
 """Parameters of a tool."""
+FORECAST = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Zürich"]}, "days": {"type": "integer", "minimum": 1, "maximum": 7}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+"""Parameters that a call of ``wrong_call_server`` does not hold to, unless it must."""
 CALL = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 
 
@@ -150,12 +157,24 @@ def written(text: str) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def tool_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """One whose template shows tools, may open thoughts and may fail; its names are those of models that think."""
-    folder = tmp_path_factory.mktemp("tools")
+    with serving_tools(tmp_path_factory.mktemp("tools")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def wrong_call_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """The same, but its model writes a call of the tool ``weather`` that is wrong."""
+    processor = "tests.own_logits_processors:WantsWrongCall"
+    with serving_tools(tmp_path_factory.mktemp("wrong"), "--logits-processors", processor) as server:
+        yield server
+
+
+def serving_tools(folder: Path, *options: str) -> contextlib.AbstractContextManager[RunningServer]:
+    """A server of the model that counts with TOOL_TEMPLATE, whose texts in JSON end with the alphabet."""
     (folder / "template.jinja").write_text(TOOL_TEMPLATE)
     names = ",".join((MODEL, *THINKING_NAMES))
-    options = (
+    own = (
         "--chat-template", str(folder / "template.jinja"), "--served-model-name", names,
         "--max-model-len", "4096",
     )  # fmt: skip
-    with serving(make_succ(folder / "succ", second_after=ENDS_STRINGS), folder / "log", *options) as server:
-        yield server
+    return serving(make_succ(folder / "succ", second_after=ENDS_STRINGS), folder / "log", *own, *options)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import json
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from octavo.frontend.llm import LLM
 from octavo.server.body import BodyReader
+from tests.schemas import is_valid
 from tests.server.conftest import MODEL, RunningServer
 from tests.server.test_completions import events
 
@@ -137,6 +141,8 @@ def test_a_flood_of_unknown_fields_costs_one_short_line(caplog: pytest.LogCaptur
         ({"tool_choice": "required"}, "tool_choice"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"structured_outputs": {"choice": ["a"], "regex": "a"}}, "structured_outputs"),  # SO16
+        ({"structured_outputs": {"json": {}, "regex": "a"}}, "structured_outputs"),
+        ({"structured_outputs": {"json": {}, "json_object": True}}, "structured_outputs"),
         ({"structured_outputs": {"colour": "red"}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "response_format"),
         ({"chat_template": "{{ messages }}"}, "chat_template"),  # TC18
@@ -161,16 +167,61 @@ def test_what_cannot_be_done_is_said_clearly(server: RunningServer, fields: dict
     assert server.is_alive()
 
 
-def test_an_answer_can_be_held_to_a_shape(server: RunningServer) -> None:
-    for fields in (
-        {"structured_outputs": {"choice": ["yes", "no"]}},
-        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": ["yes", "no"]}}}},
-    ):
-        content = chat(server, **fields).json()["choices"][0]["message"]["content"]
-        assert content.strip('"') in ("yes", "no")
-        body = {"model": MODEL, "messages": [{"role": "user", "content": "A"}], "temperature": 0, **fields}
-        found = events(server, CHAT, body)
+SIZE = {
+    "type": "object",
+    "properties": {"size": {"enum": ["small", "big"]}},
+    "required": ["size"],
+    "additionalProperties": False,
+}
+SUM = r"\d{1,3}(\+\d{1,3}){0,3}"
+SHAPES: dict[str, tuple[dict[str, Any], Callable[[str], Any]]] = {
+    "choice": ({"structured_outputs": {"choice": ["yes", "no"]}}, ["yes", "no"].__contains__),
+    "regex": ({"structured_outputs": {"regex": SUM}}, re.compile(SUM).fullmatch),
+    "json": ({"structured_outputs": {"json": SIZE}}, lambda text: is_valid(SIZE, json.loads(text))),
+    "json as text": (
+        {"structured_outputs": {"json": json.dumps(SIZE)}},
+        lambda text: is_valid(SIZE, json.loads(text)),
+    ),
+    "json_object": ({"structured_outputs": {"json_object": True}}, lambda text: isinstance(json.loads(text), dict)),
+    "lark": (
+        {"structured_outputs": {"grammar": 'start: NUM ("+" NUM){0,3}\nNUM: /[0-9]{1,3}/'}},
+        re.compile(SUM).fullmatch,
+    ),
+    "gbnf": (
+        {"structured_outputs": {"grammar": 'root ::= num ("+" num){0,3}\nnum ::= [0-9]{1,3}'}},
+        re.compile(SUM).fullmatch,
+    ),
+    "format json_schema": (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SIZE}}},
+        lambda text: is_valid(SIZE, json.loads(text)),
+    ),
+    "format json_object": (
+        {"response_format": {"type": "json_object"}},
+        lambda text: isinstance(json.loads(text), dict),
+    ),
+}
+"""Fields of a request, and whether an answer has that shape."""
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_an_answer_can_be_held_to_a_shape(server: RunningServer, name: str) -> None:
+    fields, has_shape = SHAPES[name]
+    for sampling in ({}, {"temperature": 2, "seed": 1}, {"temperature": 2, "seed": 2}):
+        (choice,) = chat(server, **fields, **sampling, max_tokens=200).json()["choices"]
+        content = choice["message"]["content"]
+        assert has_shape(content) and choice["finish_reason"] == "stop", content
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "A"}], "temperature": 0, "max_tokens": 200}
+        found = events(server, CHAT, {**body, **fields, **sampling})
         assert "".join(event["choices"][0]["delta"]["content"] for event in found) == content
+    assert not SHAPES["json_object"][1]("[]") and not SHAPES["lark"][1]("1+"), "what does not have the shape is seen"
+
+
+def test_a_format_of_type_text_is_as_none(server: RunningServer) -> None:  # SO04
+    plain, text = (
+        chat(server, return_token_ids=True, **fields).json() for fields in ({}, {"response_format": {"type": "text"}})
+    )
+    assert text["choices"] == plain["choices"] and text["prompt_token_ids"] == plain["prompt_token_ids"]
+    assert text["choices"][0]["message"]["content"] == "BCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def test_tagged_parts_of_an_answer_are_a_format_too(server: RunningServer) -> None:
@@ -185,7 +236,6 @@ def test_tagged_parts_of_an_answer_are_a_format_too(server: RunningServer) -> No
 def test_harmless_forms_are_accepted(server: RunningServer) -> None:
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     harmless: list[dict[str, Any]] = [
-        {"response_format": {"type": "text"}},  # SO04
         {"tools": [], "tool_choice": "auto"},
         {"messages": [{"role": "developer", "content": "A"}]},
         {"messages": [{"role": "user", "content": "A"}, {"role": "assistant", "content": None, "tool_calls": [call]}]},

@@ -39,6 +39,17 @@ def streamed_texts(found: list[dict[str, Any]]) -> dict[int, str]:
     return texts
 
 
+def test_a_response_format_holds_a_completion_as_it_holds_a_chat(server: RunningServer) -> None:
+    schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
+    for form in ({"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}):
+        choice = choice_of(server, max_tokens=100, response_format=form)
+        assert isinstance(found := json.loads(choice["text"]), dict) and choice["finish_reason"] == "stop"
+        assert form["type"] == "json_object" or found == {"a": 1}
+        body = {"prompt": "A", "temperature": 0, "max_tokens": 100, "response_format": form}
+        assert streamed_texts(events(server, "/v1/completions", body)) == {0: choice["text"]}
+    assert choice_of(server, response_format={"type": "text"}) == choice_of(server)
+
+
 def test_the_alphabet_ends_with_its_end_token(server: RunningServer) -> None:
     answer = server.complete("A", max_tokens=100).json()
     (choice,) = answer["choices"]

@@ -10,7 +10,9 @@ from typing import Any
 import anthropic
 import pytest
 
-from tests.server.conftest import CALL, CITY, MODEL, RunningServer
+from tests.own_logits_processors import WRONG_CALL
+from tests.schemas import is_valid
+from tests.server.conftest import CALL, CITY, FORECAST, MODEL, RunningServer
 
 WEATHER: Any = {"name": "weather", "description": "?", "input_schema": CITY}
 NOW: Any = {"name": "now", "input_schema": {"type": "object"}}
@@ -80,6 +82,20 @@ def test_a_call_that_must_come_holds_to_its_schema(client: anthropic.Anthropic) 
         assert call.type == "tool_use" and call.name == "weather"
         assert call.input["city"] in ("Rome", "Zürich")
         assert message.stop_reason == "tool_use"
+
+
+@pytest.mark.parametrize("extra", [{}, *({"temperature": 2, "seed": seed} for seed in range(4))])
+def test_a_strict_call_of_the_models_own_choice_is_valid_whatever_the_model_would_write(
+    wrong_call_server: RunningServer, extra: dict[str, Any]
+) -> None:
+    with anthropic.Anthropic(base_url=wrong_call_server.url, api_key="none", max_retries=0, timeout=60) as client:
+        for strict, is_held in ((False, False), (True, True)):
+            tools: list[Any] = [{"name": "weather", "input_schema": FORECAST, "strict": strict}, NOW]
+            message = both(client, tools=tools, extra_body=extra)
+            (call,) = message.content
+            assert call.type == "tool_use" and (call.name, message.stop_reason) == ("weather", "tool_use")
+            assert is_valid(FORECAST, call.input) is is_held, call
+            assert (json.dumps(call.input) in WRONG_CALL) is not is_held
 
 
 def test_a_call_that_is_cut_shows_its_text(client: anthropic.Anthropic) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import socket
 import threading
@@ -95,6 +96,37 @@ def test_a_wrong_value_is_named_and_harms_nobody(server: RunningServer, fields: 
     error = answer.json()["error"]
     assert error.keys() == ERROR_KEYS and error["param"] == param
     assert error["code"] is None or isinstance(error["code"], str)
+    assert server.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        ({"type": "array", "items": 5}, "object or boolean"),
+        ({"type": "bogus"}, "bogus"),
+        ({"type": "object", "properties": []}, "properties"),
+        ({"$ref": "#/nope"}, "/nope"),
+        (7, "got `int`"),
+        ("7", "object"),
+        ("{", "line 1"),
+        ([], "got `array`"),
+    ],
+)
+def test_a_malformed_schema_is_refused_and_harms_nobody(server: RunningServer, schema: Any, named: str) -> None:  # SO03
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    message = {"role": "user", "content": "A"}
+    tool = {"type": "json_schema", "name": "a", "schema": schema}
+    requests = [
+        (COMPLETIONS, {"prompt": "A", "structured_outputs": {"json": schema}}),
+        (COMPLETIONS, {"prompt": "A", "response_format": form}),
+        ("/v1/chat/completions", {"messages": [message], "response_format": form}),
+        ("/v1/responses", {"input": "A", "text": {"format": tool}}),
+    ]
+    for (path, fields), stream in itertools.product(requests, (False, True)):
+        answer = server.client.post(path, json={"model": MODEL, "stream": stream, **fields})
+        assert answer.status_code == 400, (path, answer.text)  # of a stream, too: it is refused before it is queued
+        error = answer.json()["error"]
+        assert error.keys() == ERROR_KEYS and named in error["message"], (path, error)
     assert server.is_alive()
 
 

@@ -11,7 +11,9 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from tests.server.conftest import CALL, CITY, MODEL, RunningServer, written
+from tests.own_logits_processors import WRONG_CALL
+from tests.schemas import is_valid
+from tests.server.conftest import CALL, CITY, FORECAST, MODEL, RunningServer, written
 
 WEATHER: dict[str, Any] = {"type": "function", "name": "weather", "description": "?", "parameters": CITY}
 NOW: dict[str, Any] = {"type": "function", "name": "now"}
@@ -86,6 +88,18 @@ def test_a_call_that_must_come_holds_to_its_schema(tool_server: RunningServer) -
         (call,), status = both(tool_server, tool_choice=choice, tools=[WEATHER], parallel_tool_calls=False)
         assert (call["type"], call["name"], status) == ("function_call", "weather", "completed")
         assert json.loads(call["arguments"])["city"] in ("Rome", "Zürich")
+
+
+@pytest.mark.parametrize("fields", [{}, *({"temperature": 2, "seed": seed} for seed in range(4))])
+def test_a_strict_call_of_the_models_own_choice_is_valid_whatever_the_model_would_write(
+    wrong_call_server: RunningServer, fields: dict[str, Any]
+) -> None:
+    for strict, is_held in ((False, False), (True, True)):
+        tools = [{"type": "function", "name": "weather", "parameters": FORECAST, "strict": strict}, NOW]
+        (call,), status = both(wrong_call_server, tools=tools, max_output_tokens=200, **fields)
+        assert (call["type"], call["name"], status) == ("function_call", "weather", "completed")
+        assert is_valid(FORECAST, json.loads(call["arguments"])) is is_held, call
+        assert (call["arguments"] in WRONG_CALL) is not is_held
 
 
 def test_a_call_that_is_cut_is_incomplete(tool_server: RunningServer) -> None:

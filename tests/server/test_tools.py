@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,19 @@ from octavo.server.dialect import AnswerPlan, Dialect
 from octavo.server.tool_use import tool_use
 from octavo.words.sampling_params import SamplingParams
 from octavo.words.structured_outputs import StructuredOutputParams
-from tests.server.conftest import CALL, CITY, MODEL, TOOL_TEMPLATE, RunningServer, serving, written
+from tests.own_logits_processors import WRONG_CALL
+from tests.schemas import is_valid
+from tests.server.conftest import (
+    CALL,
+    CITY,
+    FORECAST,
+    MODEL,
+    TOOL_TEMPLATE,
+    RunningServer,
+    serving,
+    serving_tools,
+    written,
+)
 
 CHAT = "/v1/chat/completions"
 WEATHER: Any = {"type": "function", "function": {"name": "weather", "parameters": CITY}}
@@ -124,6 +137,13 @@ def test_no_tools_are_shown_under_none(server: RunningServer) -> None:
     _, content, calls, _ = both(server, tool_choice="none", **written(CALL))
     assert (content, calls) == (CALL, [])
 
+    def prompt(**fields: Any) -> list[int]:
+        answer = server.client.post(CHAT, json=body_of(max_tokens=1, return_token_ids=True, **fields))
+        return list(answer.json()["prompt_token_ids"])
+
+    assert prompt(tool_choice="none") == prompt(tools=None) == list(b"A")
+    assert len(prompt(tool_choice="auto")) > 100
+
 
 def test_several_answers_are_read_apart(server: RunningServer) -> None:
     choices = server.client.post(CHAT, json=body_of(n=2, temperature=1, **written(CALL))).json()["choices"]
@@ -202,6 +222,19 @@ def test_strict_tools_hold_calls_of_the_models_own_choice() -> None:
     assert plan.applied_to(asked).structured_outputs == asked.structured_outputs
 
 
+@pytest.mark.parametrize("fields", [{}, *({"temperature": 2, "seed": seed} for seed in range(4))])
+def test_a_strict_call_of_the_models_own_choice_is_valid_whatever_the_model_would_write(
+    wrong_call_server: RunningServer, fields: dict[str, Any]
+) -> None:
+    tool = {"name": "weather", "parameters": FORECAST}
+    for strict, is_held in ((None, False), (False, False), (True, True)):
+        tools = [{"type": "function", "function": {**tool, "strict": strict}}, NOW]
+        _, content, ((name, arguments),), reason = both(wrong_call_server, tools=tools, max_tokens=200, **fields)
+        assert (name, content, reason) == ("weather", None, "tool_calls")
+        assert is_valid(FORECAST, json.loads(arguments)) is is_held, arguments
+        assert (arguments in WRONG_CALL) is not is_held
+
+
 def test_strict_is_refused_where_a_format_cannot_be_held_to_it() -> None:
     dialect = Dialect(Speaker(), ServerConfig(tool_call_parser="pythonic"))
     bounded = {"properties": {"city": {"type": "string", "maxLength": 3}}}
@@ -233,6 +266,51 @@ def test_a_grammar_waits_for_the_end_of_thoughts(server: RunningServer) -> None:
     fields: dict[str, Any] = {"tool_choice": "required", "max_tokens": 3}
     assert both(server, chat_template_kwargs={"thinking": True}, **fields)[0] == "?@A"
     assert both(server, chat_template_kwargs={"thinking": False}, **fields)[0] is None
+
+
+THOUGHTS_THAT_END = {"chat_template_kwargs": {"thinking": True}, "thinking_token_budget": 2}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "city", "schema": CITY}}
+
+
+@pytest.fixture(scope="module")
+def drafting_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """The same server, with drafts from what was said before."""
+    options = ("--speculative-method", "ngram", "--prompt-lookup-min", "1", "--no-adaptive-speculation")
+    with serving_tools(tmp_path_factory.mktemp("drafting"), *options) as server:
+        yield server
+
+
+@pytest.mark.parametrize("fields", [{}, {"temperature": 2, "seed": 1}, {"temperature": 2, "seed": 2}])
+def test_a_call_that_must_come_begins_after_the_thoughts_with_drafts_and_without(
+    server: RunningServer, drafting_server: RunningServer, fields: dict[str, Any]
+) -> None:  # SO10
+    held = {"tool_choice": "required", "tools": [WEATHER], "parallel_tool_calls": False, "max_tokens": 200, **fields}
+    found = both(server, **THOUGHTS_THAT_END, **held)
+    thoughts, content, ((name, arguments),), reason = found
+    assert (len(thoughts or ""), content, name, reason) == (2, None, "weather", "tool_calls")
+    assert is_valid(CITY, json.loads(arguments))
+    assert drafted(drafting_server, **THOUGHTS_THAT_END, **held) == found
+
+
+@pytest.mark.parametrize("fields", [{}, {"temperature": 2, "seed": 1}, {"temperature": 2, "seed": 2}])
+def test_a_format_begins_after_the_thoughts_with_drafts_and_without(
+    server: RunningServer, drafting_server: RunningServer, fields: dict[str, Any]
+) -> None:  # SO10
+    held = {"response_format": FORMAT, "tools": None, "max_tokens": 200, **fields}
+    found = both(server, **THOUGHTS_THAT_END, **held)
+    thoughts, content, calls, reason = found
+    assert (len(thoughts or ""), calls, reason) == (2, [], "stop")
+    assert content is not None and content.startswith("{") and content.count("{") == 1
+    assert is_valid(CITY, json.loads(content))
+    assert drafted(drafting_server, **THOUGHTS_THAT_END, **held) == found
+
+
+def drafted(server: RunningServer, **fields: Any) -> Any:
+    """The same of a server whose drafts were taken meanwhile."""
+    before = server.metric("vllm:spec_decode_num_accepted_tokens_total")
+    found = both(server, **fields)
+    assert server.metric("vllm:spec_decode_num_accepted_tokens_total") > before
+    return found
 
 
 class City(BaseModel):

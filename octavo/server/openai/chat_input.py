@@ -10,7 +10,6 @@ from octavo.server.context import ServerContext
 from octavo.server.conversation import conversation_ids
 from octavo.server.openai.chat_words import MESSAGE_KEYS, ChatCompletionRequest
 from octavo.server.openai.generation import sampling_params, truncated
-from octavo.server.openai.response_format import asked_shape
 from octavo.server.tool_use import ToolUse, openai_tool_use, openai_tools
 from octavo.words.inputs import TokensPrompt
 from octavo.words.sampling_params import SamplingParams
@@ -83,7 +82,4 @@ def chat_params(body: ChatCompletionRequest, defaults: SamplingParams) -> Sampli
     if most is not None and most < 1:
         raise ApiError(400, f"{name} must be at least 1.", param=name)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    own: dict[str, Any] = {"max_tokens": most, "logprobs": logprobs}
-    if body.response_format is not None:
-        own["structured_outputs"] = asked_shape("response_format", body.response_format, body.structured_outputs)
-    return sampling_params(body, defaults, **own)
+    return sampling_params(body, defaults, max_tokens=most, logprobs=logprobs)

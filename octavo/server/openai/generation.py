@@ -9,7 +9,7 @@ import msgspec
 
 from octavo import __version__
 from octavo.server.api_error import ApiError
-from octavo.server.openai.response_format import as_shape, as_words
+from octavo.server.openai.response_format import as_words, asked_shape
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.words.beam_search import BeamSearch
 from octavo.words.outputs import Logprob, RequestMetrics, RequestOutput
@@ -50,6 +50,7 @@ class GenerationRequest(msgspec.Struct, kw_only=True):
     stop: str | list[str] | None = None
     max_tokens: int | None = None
     logit_bias: Annotated[dict[str, float], msgspec.Meta(max_length=MAX_LIST_ENTRIES)] | None = None
+    response_format: Any = None
 
     # Beyond OpenAI's
     top_k: int | None = None
@@ -105,8 +106,7 @@ def sampling_params(body: GenerationRequest, defaults: SamplingParams, **own: An
     given = {name: value for name in _AS_THEY_ARE if (value := getattr(body, name)) is not None}
     if body.logit_bias is not None:
         given["logit_bias"] = token_biases(body.logit_bias)
-    if body.structured_outputs is not None:
-        given["structured_outputs"] = as_shape(body.structured_outputs, "structured_outputs")
+    given["structured_outputs"] = asked_shape("response_format", body.response_format, body.structured_outputs)
     if body.repetition_detection is not None:
         given["repetition_detection"] = as_words(
             body.repetition_detection, RepetitionDetectionParams, "repetition_detection"

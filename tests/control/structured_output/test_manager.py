@@ -128,15 +128,19 @@ def test_a_grammar_that_cannot_be_made_fails_its_request_alone(manager: Structur
     assert manager.take_failed() == {"bad": "refused"}
 
 
-def test_equal_grammars_are_made_once_and_the_oldest_are_forgotten(
+def test_equal_grammars_are_made_once_and_those_unused_for_longest_are_forgotten(
     backend: FixedTexts, manager: StructuredOutputManager
 ) -> None:
-    for number in range(MAX_CACHED_GRAMMARS + 1):
+    def num_made_by(number: int) -> int:
+        before = backend.num_compiled
         begin(manager, make_request(f"r{number}", f"{number}"))
-    begin(manager, make_request("again", f"{MAX_CACHED_GRAMMARS}"))
-    assert backend.num_compiled == MAX_CACHED_GRAMMARS + 1
-    begin(manager, make_request("first again", "0"))
-    assert backend.num_compiled == MAX_CACHED_GRAMMARS + 2
+        return backend.num_compiled - before
+
+    assert [num_made_by(number) for number in range(MAX_CACHED_GRAMMARS)] == [1] * MAX_CACHED_GRAMMARS
+    assert num_made_by(0) == 0, "and with that it is the one used last"
+    assert num_made_by(MAX_CACHED_GRAMMARS) == 1
+    assert len(manager._cache) == MAX_CACHED_GRAMMARS
+    assert [num_made_by(number) for number in (0, 2, MAX_CACHED_GRAMMARS, 1)] == [0, 0, 0, 1]
     assert len(manager._cache) == MAX_CACHED_GRAMMARS
 
 
