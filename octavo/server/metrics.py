@@ -52,6 +52,7 @@ HELP = {
     "vllm:iteration_tokens_total": "Prompt and generated tokens by step.",
     "octavo:spec_decode_num_trials": "Steps with drafts that were not taken, only judged in hindsight.",
     "octavo:num_steps": "Steps of the model.",
+    "octavo:num_prefill_chunks": "Parts of prompts computed in steps of their own, the last ones aside.",
     "octavo:num_bursts": "Times that several decode steps were run at once.",
     "octavo:num_burst_steps": "Steps of the model in these.",
     "octavo:engine_ready": "1 while the engine core is there and makes progress.",
