@@ -33,6 +33,7 @@ HELP = {
     "vllm:prompt_tokens": "Prompt tokens of requests that got a token.",
     "vllm:prompt_tokens_cached": "Those of them that came from the prefix cache.",
     "vllm:generation_tokens": "Tokens generated.",
+    "vllm:tool_call_parser_invocations": "Answers to requests with tools, each once: read for calls until its end.",
     "vllm:request_success": "Answers that ended, by reason.",
     "vllm:time_to_first_token_seconds": "From arrival to the first token.",
     "vllm:inter_token_latency_seconds": "From one output to the next of the same answer.",

@@ -59,7 +59,9 @@ class ChatCompletions:
         tools = chat_tools(body)
         context.dialect.check(tools)
         prompt = await chat_prompt(body, context, tools)
-        plan = context.dialect.plan(prompt["prompt_token_ids"], tools)
+        plan = context.dialect.plan(
+            prompt["prompt_token_ids"], tools, interface="chat_completions", is_stream=bool(body.stream)
+        )
         params = plan.applied_to(chat_params(body, llm.default_sampling_params))
         answer_id = f"chatcmpl-{body.request_id or request_id_of(request)}"
         prepared = await context.prepare(prompt, params, answer_id, plan, adapter, priority=body.priority)
