@@ -270,6 +270,17 @@ def test_thoughts_that_the_template_opened_and_that_are_cut(server: RunningServe
     assert both(server, **fields) == ("?@A", None, [], "length")
 
 
+def test_thoughts_that_nobody_wants_to_see_are_left_out(server: RunningServer) -> None:
+    fields: dict[str, Any] = {"tools": None, "chat_template_kwargs": {"thinking": True}, "max_tokens": 14}
+    fields["thinking_token_budget"] = 3
+    assert both(server, **fields) == ("?@A", "?@A", [], "length")
+    assert both(server, **fields, include_reasoning=True) == ("?@A", "?@A", [], "length")
+    message, reason = whole(server, **fields, include_reasoning=False)
+    assert (message["content"], reason) == ("?@A", "length")
+    assert "reasoning_content" not in message
+    assert both(server, **fields, include_reasoning=False) == (None, "?@A", [], "length")
+
+
 def test_thinking_switched_off_leaves_content(server: RunningServer) -> None:  # TC11
     fields: dict[str, Any] = {"tools": None, "max_tokens": 3, "chat_template_kwargs": {"thinking": False}}
     assert both(server, **fields) == (None, "?@A", [], "length")
