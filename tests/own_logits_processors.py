@@ -38,6 +38,29 @@ class OnlyToken:
         return bool(rows)
 
 
+class NoTwins:
+    """Answers to requests with the argument ``no_twins_of`` never say that token twice in a row."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._asked: Followed[tuple[int, int]] = Followed()
+
+    def add(self, slot: int, request: NewRequestData) -> None:
+        token_id = (request.sampling.params.extra_args or {}).get("no_twins_of")
+        if token_id is not None:
+            self._asked.add(slot, (token_id, len(request.prompt_token_ids)))
+
+    def remove(self, slot: int) -> None:
+        self._asked.remove(slot)
+
+    def apply(self, logits: Any, batch: SamplingBatch) -> bool:
+        has_changed = False
+        for row, (token_id, start) in self._asked.rows(batch):
+            if batch.tokens(row, start)[-1:].tolist() == [token_id]:
+                logits[row, token_id] = float("-inf")
+                has_changed = True
+        return has_changed
+
+
 class RawLogits:
     """Keeps the bytes of the logits of requests with the argument ``watched``, by its value and the position."""
 

@@ -9,6 +9,18 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+SCREEN = (
+    "structured-output",
+    "tools",
+    "speculative-decoding",
+    "lora",
+    "pooling",
+    "beam-search",
+    "logits-processors",
+    "prompt-embeds",
+)
+"""Pages of features that are read at one glance: what is more belongs on the pages that they link to."""
+SCREEN_LINES, SCREEN_COLUMNS = 60, 140
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -33,6 +45,13 @@ def test_every_link_leads_to_a_file_and_a_heading_that_are_there(page: Path) -> 
     for target, anchor in links(page):
         assert target.exists(), f"{page.name} links to {target}"
         assert not anchor or anchor in anchors(target), f"{page.name} links to #{anchor} of {target.name}"
+
+
+@pytest.mark.parametrize("name", SCREEN)
+def test_the_page_of_a_feature_fits_on_a_screen(name: str) -> None:
+    lines = (ROOT / "docs" / f"{name}.md").read_text().splitlines()
+    assert len(lines) <= SCREEN_LINES
+    assert [line for line in lines if len(line) > SCREEN_COLUMNS] == []
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:

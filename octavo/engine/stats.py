@@ -110,6 +110,7 @@ def scheduler_metrics(scheduler: SchedulerStats) -> list[Metric]:
         ),
         Counter("octavo:spec_decode_num_trials", scheduler.num_draft_trials),
         Counter("octavo:num_steps", scheduler.num_steps),
+        Counter("octavo:num_prefill_chunks", scheduler.num_prefill_chunks),
         Counter("octavo:num_bursts", scheduler.num_bursts),
         Counter("octavo:num_burst_steps", scheduler.num_burst_steps),
     ]

@@ -101,7 +101,8 @@ class InputProcessor:
 
         ``params`` None takes the model's defaults. Internal ids are ``request_id`` with a random tail, so a caller may
         use an id twice; of n choices each is named ``{index}_{id}``. A priority in the prompt goes before ``priority``.
-        ``reasoning_style`` None is that of the chat template.
+        ``reasoning_style`` None is that of the chat template. A grammar holds after ``reasoning_end_ids``, or after
+        thoughts that have a budget and begin at once.
         Raises RequestError naming what is wrong.
         """
         if self._pools:
@@ -113,10 +114,13 @@ class InputProcessor:
         checked = self._prompts.last_tokens(checked, params.truncate_prompt_tokens, params.max_tokens or 1)
         if checked.embeds:
             _check_without_tokens(params)
-        sampling = self._sampling.resolve(params, len(checked.token_ids), reasoning_end_ids)
+        thinking = None
         if params.thinking_token_budget is not None:
             thinking = self._sampling.thinking(checked.token_ids, reasoning_style)
-            sampling = msgspec.structs.replace(sampling, thinking=thinking)
+        if thinking is not None and not thinking.begin_ids:
+            reasoning_end_ids = thinking.end_ids
+        sampling = self._sampling.resolve(params, len(checked.token_ids), reasoning_end_ids)
+        sampling = msgspec.structs.replace(sampling, thinking=thinking)
         request = self._core_request(request_id, checked, sampling, arrival_time)
         request.adapter = self._adapters.find(lora_request)
         return PreparedRequest(request_id, prompt_text(prompt), _choices(request, params))

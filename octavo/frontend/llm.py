@@ -150,11 +150,16 @@ class LLM:
         *,
         use_tqdm: bool = False,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
         """The ``beam_width`` likeliest answers to each prompt, best first, as Transformers' beam search finds them.
 
-        Raises RequestError before any runs, naming the index of a bad prompt.
+        At most ``concurrency_limit`` prompts are worked on at once (None: as many as the engine has room for). Raises
+        RequestError before any runs, naming the index of a bad prompt.
         """
+        if concurrency_limit is not None and concurrency_limit < 1:
+            name = "concurrency_limit"
+            raise RequestError(f"{name} must be at least 1, or None for no limit, got {concurrency_limit}.", param=name)
         search = BeamSearch(
             width=params.beam_width, length_penalty=params.length_penalty, early_stopping=params.early_stopping
         )
@@ -166,7 +171,16 @@ class LLM:
             ignore_eos=params.ignore_eos,
             logprobs=0,
         )
-        outputs = self.generate(prompts, sampling, use_tqdm=use_tqdm, lora_request=lora_request)
+        listed = _as_list(prompts)
+        outputs = self._run(
+            listed,
+            [sampling] * len(listed),
+            [None] * len(listed),
+            _one_each("lora_request", lora_request, len(listed)),
+            named="prompts" if listed is prompts else None,
+            use_tqdm=use_tqdm,
+            at_once=concurrency_limit,
+        )
         return [beam_search_output(output, search, self.get_tokenizer()) for output in outputs]
 
     def encode(
@@ -274,13 +288,16 @@ class LLM:
         *,
         named: str | None,
         use_tqdm: bool,
+        at_once: int | None = None,
     ) -> list[RequestOutput]:
         prepared = []
         asked = zip(prompts, sampling_params, priorities, lora_requests, strict=True)
         for index, (prompt, params, priority, lora_request) in enumerate(asked):
             with _naming(named, index):
                 prepared.append(self._prepare(prompt, params, priority, lora_request))
-        return self._answer(prepared, use_tqdm)
+        size = at_once or max(len(prepared), 1)
+        batches = [prepared[start : start + size] for start in range(0, len(prepared), size)]
+        return [output for batch in batches for output in self._answer(batch, use_tqdm)]
 
     def _answer(self, prepared: Sequence[PreparedRequest], use_tqdm: bool) -> list[Any]:
         """Run prepared requests; their outputs in the same order."""

@@ -17,6 +17,7 @@ from octavo.server.body import BodyReader
 from octavo.server.dialect import AnswerPlan, Dialect
 from octavo.server.engine_state import EngineState
 from octavo.server.gate import ServerLoad
+from octavo.server.tool_call_counts import ToolCallCounts
 from octavo.words.inputs import PromptType
 from octavo.words.lora import LoRARequest
 from octavo.words.sampling_params import SamplingParams
@@ -35,6 +36,7 @@ class ServerContext:
     bodies: BodyReader
     adapters: AdapterNames = field(default_factory=AdapterNames)
     load: ServerLoad = field(default_factory=ServerLoad)
+    tool_calls: ToolCallCounts = field(default_factory=ToolCallCounts)
     started: int = field(default_factory=lambda: int(time.time()))
 
     def now(self) -> int:
@@ -49,7 +51,7 @@ class ServerContext:
     @cached_property
     def dialect(self) -> Dialect:
         """How the model writes thoughts and calls; known once the engine is ready."""
-        return Dialect(self.llm.tokenizer, self.config)
+        return Dialect(self.llm.tokenizer, self.config, self.tool_calls)
 
     def check_model(self, name: str | None) -> str:
         """The name to answer with; ApiError 404 for a model that is not served. None means whatever is served."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from octavo.config.server import ServerConfig
@@ -20,6 +21,7 @@ from octavo.server.output_events import (
     Reasoning,
 )
 from octavo.server.reasoning_parsers.think import parser_of_style
+from octavo.server.tool_call_counts import Interface, ToolCallCounts
 from octavo.server.tool_parsers.table import format_of_template, tool_format
 from octavo.server.tool_parsers.tool_format import ToolFormat
 from octavo.server.tool_use import NO_TOOLS, ToolUse
@@ -49,6 +51,8 @@ class AnswerPlan:
     tools: ToolUse
     prompt_tail: str
     reasoning_end_ids: tuple[int, ...] = ()
+    interface: Interface = "other"
+    is_stream: bool = False
 
     @property
     def is_plain(self) -> bool:
@@ -74,7 +78,8 @@ class AnswerPlan:
     def reader(self) -> AnswerReader:
         """For one answer of the request."""
         parser = self._parser()
-        return AnswerReader(parser if self.tools.several else FirstCall(parser))
+        count = partial(self.dialect.tool_calls.add, self.interface, is_stream=self.is_stream)
+        return AnswerReader(parser if self.tools.several else FirstCall(parser), count if self.tools.tools else None)
 
     def finish_reason(self, reason: str | None, num_calls: int) -> str | None:
         """OpenAI's word: an answer that ends with calls of the model's own choice ends for them."""
@@ -121,8 +126,9 @@ class AnswerPlan:
 class Dialect:
     """What the model's template says, unless the server was told otherwise."""
 
-    def __init__(self, tokenizer: Tokenizer, config: ServerConfig) -> None:
+    def __init__(self, tokenizer: Tokenizer, config: ServerConfig, tool_calls: ToolCallCounts | None = None) -> None:
         self._tokenizer = tokenizer
+        self.tool_calls = tool_calls or ToolCallCounts()
         template = tokenizer.chat_template
         self.tool_format = _chosen(config.tool_call_parser, tool_format, format_of_template, template)
         self.style: ReasoningStyle | None = None
@@ -152,12 +158,19 @@ class Dialect:
                 param="tools",
             )
 
-    def plan(self, prompt_token_ids: Sequence[int], tools: ToolUse = NO_TOOLS) -> AnswerPlan:
+    def plan(
+        self,
+        prompt_token_ids: Sequence[int],
+        tools: ToolUse = NO_TOOLS,
+        *,
+        interface: Interface = "other",
+        is_stream: bool = False,
+    ) -> AnswerPlan:
         """For a request with this prompt. A grammar waits for the end of the thoughts that the prompt began."""
         if self.style is None:
-            return AnswerPlan(self, tools, "")
+            return AnswerPlan(self, tools, "", (), interface, is_stream)
         tail = self._tokenizer.decode(list(prompt_token_ids[-_TAIL_TOKENS:]), skip_special_tokens=False)
-        return AnswerPlan(self, tools, tail, self._end_of_thoughts(self.style, tail))
+        return AnswerPlan(self, tools, tail, self._end_of_thoughts(self.style, tail), interface, is_stream)
 
     def _end_of_thoughts(self, style: ReasoningStyle, tail: str) -> tuple[int, ...]:
         if style.is_closed_by(tail) or not (style.is_opened_by(tail) or self._thinks_unasked):
@@ -172,17 +185,25 @@ def _chosen(name: str, by_name: Any, by_template: Any, template: str | None) -> 
 
 
 class AnswerReader:
-    """Reads one answer as it comes; neighbouring events of a kind are one."""
+    """Reads one answer as it comes; neighbouring events of a kind are one. ``count`` is told whether it had calls."""
 
-    def __init__(self, parser: OutputParser) -> None:
+    def __init__(self, parser: OutputParser, count: Callable[..., None] | None = None) -> None:
         self._parser = parser
+        self._count = count
+        self._has_calls = False
 
     def take(self, text: str, *, is_last: bool) -> list[Event]:
         """What more text says, the last of an answer or not."""
         events: list[Event] = []
         for start in range(0, len(text), PIECE):
             events += self._parser.feed(text[start : start + PIECE])
-        return _joined([*events, *(self._parser.end() if is_last else ())])
+        if is_last:
+            events += self._parser.end()
+        if self._count is not None:
+            self._has_calls |= any(isinstance(event, CallBegins) for event in events)
+            if is_last:
+                self._count(has_calls=self._has_calls)
+        return _joined(events)
 
 
 class FirstCall:

@@ -43,4 +43,5 @@ class Status:
         """Counters, gauges and histograms for Prometheus; also while the engine recovers or the server drains."""
         labels = {"model_name": self._context.model_names[0], "engine": "0"}
         metrics = await self._context.state.loaded_llm.get_metrics()
+        metrics += self._context.tool_calls.metrics()
         return Response(metrics_page(metrics, labels), media_type=CONTENT_TYPE)

@@ -235,6 +235,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, kw_only=True):
     ``num_steps`` counts runs of the model, so each one of a burst; ``num_burst_steps`` those in the ``num_bursts``.
     ``num_drafts`` counts steps of requests that verified drafts, ``num_accepted_tokens_per_pos`` right drafts by their
     place among those of a step, ``num_draft_trials`` steps whose drafts were only judged in hindsight.
+    ``num_prefill_chunks`` counts the parts of prompts that were computed in steps of their own, the last ones aside.
     """
 
     num_running: int = 0
@@ -254,6 +255,7 @@ class SchedulerStats(msgspec.Struct, array_like=True, kw_only=True):
     num_bursts: int = 0
     num_burst_steps: int = 0
     num_draft_trials: int = 0
+    num_prefill_chunks: int = 0
 
 
 class EngineCoreOutputs(msgspec.Struct, array_like=True, kw_only=True):

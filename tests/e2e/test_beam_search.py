@@ -129,6 +129,21 @@ def test_one_beam_is_greedy(plain: LLM) -> None:
     assert [ids for ids, _ in found] == [output.outputs[0].token_ids for output in greedy]
 
 
+def test_a_limit_of_prompts_at_once_changes_no_answer(plain: LLM) -> None:
+    wishes = BeamSearchParams(beam_width=2, max_tokens=4)
+    wanted = [answers(output) for output in plain.beam_search(prompts(), wishes)]
+    most = {}
+    for limit in (None, 1, 2):
+        plain.start_profile()
+        found = plain.beam_search(prompts(), wishes, concurrency_limit=limit)
+        steps = [span.facts["requests"] for span in plain.stop_profile() if span.name == "schedule"]
+        assert [answers(output) for output in found] == wanted
+        most[limit] = max(map(len, steps))
+    assert most == {None: 2 * len(prompts()), 1: 2, 2: 4}
+    with pytest.raises(RequestError, match="concurrency_limit must be at least 1"):
+        plain.beam_search(prompts(), wishes, concurrency_limit=0)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_answers_are_the_same_in_every_way(plain: LLM, options: dict[str, Any], way: str) -> None:
     wishes = BeamSearchParams(beam_width=4, max_tokens=8)

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy.typing as npt
 import pytest
+from safetensors.numpy import load_file
 
 from octavo import EngineArgs, LLMEngine, LoRARequest, RequestOutput, SamplingParams
 from octavo.engine.client import InprocClient
@@ -21,6 +23,7 @@ from tests.e2e.pairs import (
     BURSTS,
     DIES_ONCE,
     DRAFT_MODEL,
+    MOST_TOKENS,
     NO,
     PAIRS,
     REFUSED,
@@ -33,11 +36,14 @@ from tests.tiny_adapters import save_tiny_adapter
 from tests.tiny_models import save_tiny_model
 
 PROMPTS = [[97, 98, 99, 100] * 5 + [97, 98], [99] * 9, list(range(97, 101)) * 8, [100, 97, 98] * 6 + [100]]
+Asked = tuple[Any, SamplingParams, LoRARequest | None]
+"""A prompt, and what is asked of it."""
 CLIENTS = {"InprocClient": InprocClient, "ProcessClient": ProcessClient, "Supervisor": supervised}
+EMBEDDING = "model.embed_tokens.weight"
 COMMON: dict[str, Any] = {
     "temperature": 0.8,
     "seed": 4,
-    "max_tokens": 24,
+    "max_tokens": MOST_TOKENS,
     "ignore_eos": True,
     "allowed_token_ids": [97, 98, 99, 100],
     "output_kind": RequestOutputKind.FINAL_ONLY,
@@ -49,15 +55,16 @@ class Engines:
 
     def __init__(self, options: dict[str, Any], adapter: LoRARequest, draft_model: Path) -> None:
         self._draft_model = str(draft_model)
+        self._embedding: npt.NDArray[Any] = load_file(Path(options["model"], "model.safetensors"))[EMBEDDING]
         self._options = options
         self._adapter = adapter
         self._kept: dict[str, LLMEngine] = {}
         self._plain: dict[str, list[Any]] = {}
 
-    def ask(self, features: list[Feature], params: SamplingParams) -> Ran:
+    def ask(self, features: list[Feature]) -> Ran:
         """Ask the prompts twice, so that there is something in the cache."""
-        ways = [feature for feature in features if not feature.params]
-        adapter = self._adapter if any(feature.has_adapter for feature in features) else None
+        ways = [feature for feature in features if feature.is_of_engine]
+        requests = [self._request(features, number) for number in range(len(PROMPTS))]
         is_kept = len(ways) < 2
         Path(os.environ[DIES_ONCE]).unlink(missing_ok=True)
         name = " + ".join(feature.name for feature in ways)
@@ -66,20 +73,31 @@ class Engines:
             self._kept[name] = engine
         try:
             before = counters(engine)
-            outputs = [*answers(engine, params, adapter), *answers(engine, params, adapter)]
+            outputs = [*answers(engine, requests), *answers(engine, requests)]
             counted = {name: value - before.get(name, 0.0) for name, value in counters(engine).items()}
             return Ran(outputs, counted, engine.info, type(engine._client).__name__)
         finally:
             if not is_kept:
                 engine.shutdown()
 
-    def plain(self, kernels: str, params: SamplingParams, adapter: list[Feature]) -> list[Any]:
+    def plain(self, features: list[Feature], kernels: str = "auto") -> list[Any]:
         """The answers of an engine without any feature but what is asked for."""
-        key = f"{kernels} {params} {adapter}"
+        asked = [feature for feature in features if feature.is_asked_for]
+        key = " + ".join([kernels, *(feature.name for feature in asked)])
         if key not in self._plain:
-            way = [Feature(kernels, lambda ran: True, {"kernels": kernels}), *adapter]
-            self._plain[key] = said(self.ask(way, params).outputs)
+            way = Feature(kernels, lambda ran: True, {"kernels": kernels})
+            self._plain[key] = said(self.ask([way, *asked]).outputs)
         return self._plain[key]
+
+    def _request(self, features: list[Feature], number: int) -> Asked:
+        params = dict(COMMON)
+        for feature in features:
+            params |= feature.params_of(number)
+        prompt: dict[str, Any] = {"prompt_token_ids": PROMPTS[number]}
+        if any(feature.gives_embeds for feature in features):
+            prompt = {"prompt_embeds": self._embedding[PROMPTS[number]]}
+        adapter = self._adapter if any(feature.has_adapter for feature in features) else None
+        return prompt, SamplingParams(**params), adapter
 
     def _start(self, features: list[Feature]) -> LLMEngine:
         options, client = dict(self._options), "InprocClient"
@@ -101,12 +119,12 @@ def counters(engine: LLMEngine) -> dict[str, float]:
         counted[metric.name] = counted.get(metric.name, 0.0) + getattr(metric, "value", 0.0)
     if engine.info.plan.max_loras:
         counted["lora rows"] = engine.collective_rpc("adapter_counters")[0].get("rows", 0)
-    return counted
+    return counted | engine.collective_rpc("sampler_counters")[0] | engine.collective_rpc("extension.kernel_counts")[0]
 
 
-def answers(engine: LLMEngine, params: SamplingParams, adapter: LoRARequest | None) -> list[RequestOutput]:
-    for number, prompt in enumerate(PROMPTS):
-        engine.add_request(str(number), {"prompt_token_ids": prompt}, params, lora_request=adapter)
+def answers(engine: LLMEngine, requests: list[Asked]) -> list[RequestOutput]:
+    for number, (prompt, params, adapter) in enumerate(requests):
+        engine.add_request(str(number), prompt, params, lora_request=adapter)
     done: dict[str, Any] = {}
     while engine.has_unfinished_requests():
         done |= {output.request_id: output for output in engine.step() if output.finished}
@@ -139,6 +157,7 @@ def engines(succ: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[En
             "num_gpu_blocks_override": 200,
             "enable_prefix_caching": False,
             "max_burst_ms": 0.0,
+            "worker_extension_cls": "tests.e2e.pairs:KernelCounts",
             "num_threads": 1,
             "disable_log_stats": True,
         },
@@ -151,28 +170,28 @@ def engines(succ: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[En
 
 
 @pytest.mark.parametrize("pair", [name for name in PAIRS if name not in NO])
-def test_both_are_at_work_and_answers_are_those_of_a_plain_engine(engines: Engines, pair: str) -> None:
+def test_both_are_at_work_and_answers_are_those_of_a_plain_engine(
+    engines: Engines, pair: str, caplog: pytest.LogCaptureFixture
+) -> None:
     features = list(PAIRS[pair])
-    params = SamplingParams(**{**COMMON, **features[0].params, **features[1].params})
-    adapter = [feature for feature in features if feature.has_adapter]
-    ran = engines.ask(features, params)
+    ran = engines.ask(features)
+    assert "Traceback" not in caplog.text  # of a step that failed and was tried again
     assert [feature.name for feature in features if not feature.proof(ran)] == []
     if "native kernels" in pair:
-        assert_close(said(ran.outputs), engines.plain("reference", params, adapter))
+        assert_close(said(ran.outputs), engines.plain(features, "reference"))
     elif ran.info.plan.batch_invariant:
-        assert said(ran.outputs) == engines.plain("auto", params, adapter)
+        assert said(ran.outputs) == engines.plain(features)
     else:
-        assert_close(said(ran.outputs), engines.plain("auto", params, adapter))
+        assert_close(said(ran.outputs), engines.plain(features))
 
 
 @pytest.mark.parametrize("pair", SINGLE_STEPS)
 def test_where_something_is_decided_between_steps_they_are_single(engines: Engines, pair: str) -> None:
     other = next(feature for feature in PAIRS[pair] if feature.name != BURSTS)
-    params = SamplingParams(**{**COMMON, **other.params})
-    ran = engines.ask(list(PAIRS[pair]), params)
+    ran = engines.ask(list(PAIRS[pair]))
     assert other.proof(ran)
     assert ran.counted["octavo:num_burst_steps"] == 0
-    assert said(ran.outputs) == engines.plain("auto", params, [])
+    assert said(ran.outputs) == engines.plain([other])
 
 
 def assert_close(ours: list[Any], theirs: list[Any]) -> None:
@@ -184,9 +203,8 @@ def assert_close(ours: list[Any], theirs: list[Any]) -> None:
 
 @pytest.mark.parametrize("pair", REFUSED)
 def test_what_does_not_go_together_says_so_in_one_line(engines: Engines, pair: str) -> None:
-    one, other = PAIRS[pair]
     with pytest.raises(RequestError) as caught:
-        engines.ask([one, other], SamplingParams(**{**COMMON, **one.params, **other.params}))
+        engines.ask(list(PAIRS[pair]))
     assert str(caught.value) == REFUSED[pair]
 
 

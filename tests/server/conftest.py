@@ -32,6 +32,7 @@ TOOL_TEMPLATE = (
     "{% if tools %}{{ tools | tojson }} Call as <tool_call>{...}</tool_call>{% endif %}"
     "{% for message in messages %}{{ message.reasoning_content }}{{ message.content or '' }}"
     "{% for call in message.tool_calls %}{{ call.function.name }}{% endfor %}{% endfor %}"
+    "{{ reasoning_effort }}"
     "{% set thinks = enable_thinking if enable_thinking is defined else thinking %}"
     "{% if thinks %}<think>{% elif thinks is defined %}<think></think>{% endif %}"
 )

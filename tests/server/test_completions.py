@@ -5,12 +5,15 @@ from __future__ import annotations
 import base64
 import io
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.server.conftest import RunningServer
+from tests.server.conftest import RunningServer, serving
+
+ONLY_TOKEN = "tests.own_logits_processors:OnlyToken"
 
 
 def choice_of(server: RunningServer, prompt: Any = "A", **fields: Any) -> dict[str, Any]:
@@ -193,7 +196,7 @@ def test_a_request_has_a_time_limit(server: RunningServer) -> None:
     assert server.becomes_idle()
 
 
-def test_a_budget_of_thoughts_repetition_and_own_arguments_over_http(server: RunningServer) -> None:
+def test_repetition_ends_an_answer_and_what_this_server_cannot_do_is_refused(server: RunningServer) -> None:
     detection = {"min_pattern_size": 2, "max_pattern_size": 6, "min_count": 3}
     found = choice_of(server, [[0x99]], max_tokens=40, repetition_detection=detection)
     assert (found["finish_reason"], found["stop_reason"], found["text"]) == ("repetition", "repetition", "🦙" * 3)
@@ -205,6 +208,27 @@ def test_a_budget_of_thoughts_repetition_and_own_arguments_over_http(server: Run
     ):
         answer = server.complete("A", **wrong)
         assert answer.status_code == 400 and next(iter(wrong)) in answer.text.replace("extra_args", "vllm_xargs")
+
+
+def test_own_processors_and_budgets_of_thought_work_over_http(succ: Path, tmp_path: Path) -> None:
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}<think>"
+    (tmp_path / "template.jinja").write_text(template)
+    options = ("--chat-template", str(tmp_path / "template.jinja"), "--logits-processors", ONLY_TOKEN)
+    with serving(succ, tmp_path / "log", "--dtype", "float32", *options) as server:
+        own = {"vllm_xargs": {"only_token": ord("x")}, "max_tokens": 3}
+        assert choice_of(server, **own)["text"] == "xxx"
+        assert choice_of(server, max_tokens=3)["text"] == "BCD"
+        streamed = events(server, "/v1/completions", {"prompt": "A", "temperature": 0, **own})
+        assert streamed_texts(streamed) == {0: "xxx"}
+        refused = server.complete("A", vllm_xargs={"only_token": 10**6})
+        assert refused.status_code == 400 and "only_token must be below" in refused.text
+
+        held = {"thinking_token_budget": 3, "max_tokens": 13}
+        assert choice_of(server, "a<think>", **held)["text"] == "?@A</think>?@"
+        assert choice_of(server, "a", **held)["text"] == "bcdefghijklmn"  # which begins no thoughts
+        chat = {"model": "succ", "messages": [{"role": "user", "content": "A"}], "temperature": 0, **held}
+        message = server.client.post("/v1/chat/completions", json=chat).json()["choices"][0]["message"]
+        assert (message["reasoning_content"], message["content"]) == ("?@A", "?@")
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -17,6 +17,7 @@ from octavo.engine.client import make_supervised_client
 from octavo.engine.request_stats import RequestStats
 from octavo.engine.stats import cache_metrics, scheduler_metrics
 from octavo.server.metrics import HELP, metrics_page
+from octavo.server.tool_call_counts import ToolCallCounts
 from octavo.words.messages import EngineCoreOutput, FinishReason, SchedulerStats
 from tests.fakes import make_message
 
@@ -39,6 +40,7 @@ def series() -> dict[str, set[str]]:
     requests.begin(make_message("a"))
     requests.record([EngineCoreOutput(request_id="a", new_token_ids=[1], finish_reason=FinishReason.STOP)])
     metrics = [*scheduler_metrics(SchedulerStats(num_accepted_tokens_per_pos=[1])), *requests.metrics(), *more]
+    metrics += ToolCallCounts().metrics()
     assert {metric.name for metric in metrics} == set(HELP), "every metric has its line of help, and no other"
     page = metrics_page(metrics, LABELS).decode()
     found: dict[str, set[str]] = {}

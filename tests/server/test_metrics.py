@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
 from octavo.engine.metric import Counter, Gauge, Histogram
 from octavo.server.metrics import HELP, metrics_page
-from tests.server.conftest import MODEL, RunningServer
+from tests.server.conftest import MODEL, RunningServer, serving
 
 LABELS = {"model_name": 'a "model"\n', "engine": "0"}
 
@@ -131,3 +132,25 @@ def test_prompts_are_counted_alike_wherever_they_are_told_of(server: RunningServ
 
 
 USAGE = dict.fromkeys(("/v1/completions", "/v1/chat/completions"), {"stream_options": {"include_usage": True}})
+
+
+def test_drafts_are_counted_by_step_by_token_and_by_place(succ: Path, tmp_path: Path) -> None:
+    options = ("--speculative-method", "ngram", "--num-speculative-tokens", "3", "--no-adaptive-speculation")
+    with serving(succ, tmp_path / "log", "--dtype", "float32", *options) as server:
+        # D comes with the prompt; then E F G are right, and of I A B the first; nothing is known to follow J.
+        assert server.complete("ABCDEFGHIABC", max_tokens=12).json()["choices"][0]["text"] == "DEFGHIJKLMNO"
+        page = server.client.get("/metrics").text
+    found = {
+        (sample.name.removeprefix("vllm:spec_decode_num_"), sample.labels.get("position")): sample.value
+        for family in text_string_to_metric_families(page)
+        for sample in family.samples
+        if sample.name.startswith("vllm:spec_decode_")
+    }
+    assert found == {
+        ("drafts_total", None): 2,
+        ("draft_tokens_total", None): 6,
+        ("accepted_tokens_total", None): 4,
+        ("accepted_tokens_per_pos_total", "0"): 2,
+        ("accepted_tokens_per_pos_total", "1"): 1,
+        ("accepted_tokens_per_pos_total", "2"): 1,
+    }

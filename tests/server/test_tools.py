@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 
 from octavo.config.server import ServerConfig
@@ -93,6 +95,50 @@ def both(server: RunningServer, **fields: Any) -> tuple[str | None, str | None, 
 
 def test_a_call_of_the_models_own_choice(server: RunningServer) -> None:  # TC02 TC09
     assert both(server, **written(f"hi {CALL}")) == (None, "hi", [("now", "{}")], "tool_calls")
+
+
+def counted(server: RunningServer) -> Counter[tuple[str, str, str]]:
+    """Answers that tool parsers have read, by interface, mode and outcome."""
+    families = text_string_to_metric_families(server.client.get("/metrics").text)
+    (family,) = (each for each in families if each.name == "vllm:tool_call_parser_invocations")
+    labels = ("request_type", "mode", "outcome")
+    return Counter({tuple(each.labels[name] for name in labels): int(each.value) for each in family.samples})
+
+
+def test_answers_to_requests_with_tools_are_counted_once_each(server: RunningServer) -> None:
+    before = counted(server)
+    assert len(before) == 3 * 2 * 2
+    both(server, **written(f"hi {CALL}"))
+    whole(server)
+    whole(server, tools=None)
+    server.client.post(CHAT, json=body_of(n=2, temperature=1, max_tokens=2, stream=True))
+    flat = {"type": "function", **NOW["function"]}
+    asked = {"model": MODEL, "temperature": 0, **written(CALL)}
+    server.client.post("/v1/responses", json={**asked, "input": "A", "tools": [flat]})
+    message = {"messages": [{"role": "user", "content": "A"}], "max_tokens": 50, "stream": True}
+    tool = {"name": "now", "input_schema": {"type": "object"}}
+    server.client.post("/v1/messages", json={**asked, **message, "tools": [tool]})
+    assert counted(server) - before == {
+        ("chat_completions", "non_streaming", "tool_call"): 1,
+        ("chat_completions", "streaming", "tool_call"): 1,
+        ("chat_completions", "non_streaming", "no_tool_call"): 1,
+        ("chat_completions", "streaming", "no_tool_call"): 2,
+        ("responses", "non_streaming", "tool_call"): 1,
+        ("other", "streaming", "tool_call"): 1,
+    }
+
+
+def test_the_effort_of_reasoning_is_shown_to_the_template(server: RunningServer) -> None:
+    plain = {"model": MODEL, "temperature": 0}
+    asked = {**plain, "messages": [{"role": "user", "content": "A"}], "reasoning_effort": "low"}
+    assert server.client.post(CHAT, json=asked).json()["choices"][0]["message"]["content"] == "xyz"
+    kwargs = {"reasoning_effort": "nov"}  # what is said to the template itself goes first
+    told = server.client.post(CHAT, json={**asked, "chat_template_kwargs": kwargs}).json()
+    assert told["choices"][0]["message"]["content"] == "wxyz"
+    body = {**plain, "input": "A", "reasoning": {"effort": "low"}}
+    answer = server.client.post("/v1/responses", json=body).json()
+    assert answer["output"][0]["content"][0]["text"] == "xyz"
+    assert answer["reasoning"]["effort"] == "low"
 
 
 def test_an_answer_without_a_call(server: RunningServer) -> None:  # TC02
@@ -255,6 +301,17 @@ def test_thoughts_are_told_from_content(server: RunningServer) -> None:  # TC11
 def test_thoughts_that_the_template_opened_and_that_are_cut(server: RunningServer) -> None:  # TC11
     fields: dict[str, Any] = {"tools": None, "max_tokens": 3, "chat_template_kwargs": {"thinking": True}}
     assert both(server, **fields) == ("?@A", None, [], "length")
+
+
+def test_thoughts_that_nobody_wants_to_see_are_left_out(server: RunningServer) -> None:
+    fields: dict[str, Any] = {"tools": None, "chat_template_kwargs": {"thinking": True}, "max_tokens": 14}
+    fields["thinking_token_budget"] = 3
+    assert both(server, **fields) == ("?@A", "?@A", [], "length")
+    assert both(server, **fields, include_reasoning=True) == ("?@A", "?@A", [], "length")
+    message, reason = whole(server, **fields, include_reasoning=False)
+    assert (message["content"], reason) == ("?@A", "length")
+    assert "reasoning_content" not in message
+    assert both(server, **fields, include_reasoning=False) == (None, "?@A", [], "length")
 
 
 def test_thinking_switched_off_leaves_content(server: RunningServer) -> None:  # TC11

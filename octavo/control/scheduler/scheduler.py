@@ -64,6 +64,7 @@ class Scheduler:
 
         self.step_times = StepTimeModel()
         self._loads: dict[int, StepLoad] = {}
+        self._num_prefill_chunks = 0
         step_time = StepTimeLimit(self.step_times, limits.max_step_seconds, roster.num_decodes)
         self.token_limits = token_limits(
             enable_chunked_prefill=limits.enable_chunked_prefill,
@@ -165,6 +166,7 @@ class Scheduler:
             prefix_cache_queries=prefix_cache.queries,
             prefix_cache_hits=prefix_cache.hits,
             num_steps=self._roster.last_step_id + self._bursts.num_steps - self._bursts.num_bursts,
+            num_prefill_chunks=self._num_prefill_chunks,
             num_prompt_tokens=self._admission.num_prompt_tokens,
             num_generation_tokens=self._results.num_generation_tokens,
             num_beam_forks=self._beam_searches.num_forks,
@@ -221,6 +223,7 @@ class Scheduler:
         num_drafts = self._limit_drafts(step)
         self._bursts.extend(step, 1 if num_drafts else self._limit_drafts.steps_without(step))
         self._loads[step.step_id] = step.load
+        self._num_prefill_chunks += step.num_unfinished
         trials = {} if num_drafts else self._limit_drafts.trials(step)
         return step.build(self._roster.take_finished_ids(), num_drafts, trials)
 

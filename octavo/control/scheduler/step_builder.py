@@ -37,16 +37,16 @@ class StepBuilder:
     ``granted`` requests have tokens in the step; ``admitted`` ones join the running ones when the step is done. Workers
     are to forget ``dropped_ids``.
     ``num_held_back`` requests at the end of the running ones get nothing, because they are to make room as soon as the
-    steps that hold them return. ``num_eligible`` counts the requests that could be given tokens. ``load`` is what was
-    given so far, its decodes counted at the end; ``prefill_seconds`` what its prompt tokens may take (None: nobody
-    asked yet).
+    steps that hold them return. ``num_eligible`` counts the requests that could be given tokens, ``num_unfinished``
+    those that lack some after it. ``load`` is what was given so far, its decodes counted at the end;
+    ``prefill_seconds`` what its prompt tokens may take (None: nobody asked yet).
     """
 
     def __init__(self, step_id: int, *, token_budget: int, num_eligible: int) -> None:
         self.step_id = step_id
         self.token_budget = token_budget
         self.num_eligible = num_eligible
-        self.num_held_back = 0
+        self.num_held_back = self.num_unfinished = 0
         self.load = StepLoad()
         self.prefill_seconds: float | None = None
         self.admitted: list[Request] = []
@@ -152,6 +152,7 @@ class StepBuilder:
         request.last_step_id = self.step_id
         num_drafts = num_computed - request.num_tokens - request.num_output_placeholders
         if num_drafts < 0:
+            self.num_unfinished += 1
             return  # Still short of its newest token: this step samples nothing for it.
         if request.beam is not None:
             return  # What follows is chosen when all beams are there.

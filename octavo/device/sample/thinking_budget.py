@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,7 +27,7 @@ class _Budget:
     num_prompt_tokens: int
 
     def forced(self, output: TokenIds) -> int | None:
-        """The token that must follow this output; None while anything may."""
+        """The token that must follow this output; None where anything may."""
         start = _end_of_first(output, self.begin_ids)
         if start is None:
             return None
@@ -35,7 +36,9 @@ class _Budget:
             return None
         # The end may have begun by itself just before the budget was spent.
         begun = _overlap(thoughts[: self.max_tokens], self.end_ids)
-        return self.end_ids[len(thoughts) - self.max_tokens + begun]
+        num_said = len(thoughts) - self.max_tokens + begun
+        # Thoughts go on behind their end only in drafts that are wrong: what follows those is for nobody.
+        return self.end_ids[num_said] if num_said < len(self.end_ids) else None
 
 
 class ThinkingBudget:
@@ -62,8 +65,9 @@ class ThinkingBudget:
         for row, budget in self._budgets.rows(batch):
             token_id = budget.forced(batch.tokens(row, budget.num_prompt_tokens))
             if token_id is not None:
+                kept = logits[row, token_id].item()
                 logits[row] = -torch.inf
-                logits[row, token_id] = 0.0
+                logits[row, token_id] = kept if math.isfinite(kept) else 0.0  # 0: what the request else leaves out
                 self.num_forced += 1
                 changed = True
         return changed

@@ -49,7 +49,7 @@ class Messages:
         llm, adapter = context.llm, context.adapter_of(model)
         tools = message_tools(body)
         ids = await self._ids(body, tools)
-        plan = context.dialect.plan(ids, tools)
+        plan = context.dialect.plan(ids, tools, is_stream=bool(body.stream))
         params = plan.applied_to(message_params(body, llm.default_sampling_params))
         if context.dialect.style is not None:
             params = params.clone(thinking_token_budget=thinking_budget(body))

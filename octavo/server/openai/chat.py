@@ -59,7 +59,9 @@ class ChatCompletions:
         tools = chat_tools(body)
         context.dialect.check(tools)
         prompt = await chat_prompt(body, context, tools)
-        plan = context.dialect.plan(prompt["prompt_token_ids"], tools)
+        plan = context.dialect.plan(
+            prompt["prompt_token_ids"], tools, interface="chat_completions", is_stream=bool(body.stream)
+        )
         params = plan.applied_to(chat_params(body, llm.default_sampling_params))
         answer_id = f"chatcmpl-{body.request_id or request_id_of(request)}"
         prepared = await context.prepare(prompt, params, answer_id, plan, adapter, priority=body.priority)
@@ -156,7 +158,7 @@ class _Answer:
 
     def _text(self, index: int) -> _ChoiceText:
         if index not in self._choices:
-            self._choices[index] = _ChoiceText(self._plan.reader())
+            self._choices[index] = _ChoiceText(self._plan.reader(), self._body.include_reasoning is not False)
         return self._choices[index]
 
     def _reason(self, choice: CompletionOutput) -> str | None:
@@ -213,8 +215,9 @@ class _Answer:
 class _ChoiceText:
     """The text of one choice as thoughts, content and calls. What is whole is the fold of what is streamed."""
 
-    def __init__(self, reader: AnswerReader) -> None:
+    def __init__(self, reader: AnswerReader, shows_thoughts: bool) -> None:
         self._reader = reader
+        self._shows_thoughts = shows_thoughts
         self._parts = PartsOfAnswer()
         self.num_calls = 0
 
@@ -222,6 +225,8 @@ class _ChoiceText:
         """More text; what is new by it."""
         delta = Delta()
         for event in self._reader.take(choice.text, is_last=choice.finish_reason is not None):
+            if isinstance(event, Reasoning) and not self._shows_thoughts:
+                continue
             part, is_new = self._parts.add(event)
             match event:
                 case Reasoning(text):

@@ -35,6 +35,7 @@ class ChatCompletionRequest(GenerationRequest, kw_only=True):
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
     reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
     verbosity: str | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None

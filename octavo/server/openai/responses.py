@@ -83,7 +83,7 @@ class Responses:
         context.dialect.check(tools)
         system = [{"role": "system", "content": body.instructions}] if body.instructions else []
         ids = await conversation_ids(llm, [*system, *messages], tools=tools.for_template, **template_options(body))
-        plan = context.dialect.plan(ids, tools)
+        plan = context.dialect.plan(ids, tools, interface="responses", is_stream=bool(body.stream))
         params = plan.applied_to(response_params(body, llm.default_sampling_params))
         answer_id = f"resp_{secrets.token_hex(16)}"
         prepared = await context.prepare({"prompt_token_ids": ids}, params, answer_id, plan, adapter)

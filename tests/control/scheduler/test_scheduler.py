@@ -37,6 +37,9 @@ def test_a_long_prompt_is_computed_in_chunks_and_only_the_last_gives_a_token():
     assert plane.outputs == {}
     assert scheduled(plane.step()) == {"a": 4}
     assert plane.token_ids("a") == [200]
+    assert plane.scheduler.stats().num_prefill_chunks == 2
+    plane.step()
+    assert plane.scheduler.stats().num_prefill_chunks == 2
 
 
 def test_running_requests_are_served_before_waiting_ones():

@@ -44,6 +44,22 @@ def test_an_end_that_began_by_itself_is_not_begun_twice() -> None:
     assert forced([20, 30, 31, 30], [20, 30, 31, 30, 31]) == [31, 32]
 
 
+def test_drafts_that_think_on_behind_the_end_are_wrong_and_nothing_is_said_of_them() -> None:
+    thoughts = [20, 5, 6, 7]
+    assert forced([*thoughts, 8, 8, 8], [*thoughts, *[8] * 9]) == [None, None]
+
+
+def test_what_is_forced_keeps_the_logit_that_the_model_gave_it() -> None:
+    processor = ThinkingBudget()
+    processor.add(0, request([1], thinking=Thinking(begin_ids=(), end_ids=END), thinking_token_budget=0))
+    logits = torch.arange(80, dtype=torch.float32).reshape(2, 40)
+    logits[1, 30] = -torch.inf
+    batch = SamplingBatch([0, 0], np.array([1, 1]), np.array([[1]], dtype=np.int32))
+    assert processor.apply(logits, batch)
+    assert logits[:, 30].tolist() == [30.0, 0.0]
+    assert (logits > -torch.inf).sum() == 2
+
+
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_budget_of_nothing_ends_thoughts_at_their_begin(number: int) -> None:
     assert forced([20, *range(5, 5 + number)], budget=number) == [30]
