@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import os
 import shutil
@@ -26,6 +27,7 @@ from tests.tiny_adapters import save_adapter_of_shapes, save_merged, save_tiny_a
 from tests.tiny_models import VOCAB_SIZE, oracle, oracle_logits, save_tiny_model
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=3, detokenize=False)
+PEFT_ADAPTER = Path(__file__).parents[1] / "peft_adapter"
 PROMPT = [(7 * i) % 300 + 3 for i in range(44)]
 
 
@@ -102,6 +104,22 @@ def test_logits_are_those_of_the_merged_weights(
     got = torch.tensor([[row[token].logprob for token in range(VOCAB_SIZE)] for row in rows])
     assert (plain - expected).abs().max() > 1.0
     torch.testing.assert_close(got, expected[:-1], rtol=0.0, atol=1e-4)
+
+
+@pytest.mark.parametrize("kernels", ["native", "reference"])
+def test_an_adapter_that_peft_wrote_answers_as_peft_does(llama: Path, succ: Path, kernels: str) -> None:
+    """Ranks and alphas of single modules, which its files have, are read as PEFT means them."""
+    if kernels == "native":
+        pytest.importorskip("octavo._native", reason="built without the native module")
+    expected = json.loads((PEFT_ADAPTER / "answers.json").read_text())
+    prompt, greedy, logits = expected["prompt"], expected["greedy"], torch.tensor(expected["logits"])
+    with LLM(**options_of(llama, succ, kernels=kernels, max_logprobs=-1)) as llm:
+        ((plain, _),) = ask(llm, [None], prompt, max_tokens=len(greedy))
+        ((ids, rows),) = ask(llm, [_named(PEFT_ADAPTER)], prompt, max_tokens=len(greedy), logprobs=-1)
+        assert counters(llm)["loads"] == 1
+    assert ids == greedy != plain
+    got = torch.tensor([rows[0][token] for token in range(VOCAB_SIZE)])
+    torch.testing.assert_close(got, logits.log_softmax(-1), rtol=0.0, atol=1e-4)
 
 
 def test_ranks_end_at_256(llama: Path, succ: Path) -> None:
