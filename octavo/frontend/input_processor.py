@@ -145,7 +145,7 @@ class InputProcessor:
             checked, second_at = self._prompts.read_pair(prompt, cut=params.truncate_prompt_tokens is not None)
             params = msgspec.structs.replace(params, second_text_at=second_at)
         else:
-            checked = self._prompts.read(prompt, priority or 0)
+            checked = self._prompts.read(self._pooling.with_prompt(prompt), priority or 0)
         checked = self._prompts.truncated(checked, params.truncate_prompt_tokens)
         num_tokens = len(checked.token_ids)
         if num_tokens > self._max_model_len:

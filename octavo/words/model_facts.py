@@ -31,10 +31,14 @@ class RopeFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolingFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """How a checkpoint's hidden states become one vector: kind "mean", "cls" or "last", then length 1 or as it is."""
+    """How a checkpoint's hidden states become one vector: kind "mean", "cls" or "last", then length 1 or as it is.
+
+    ``prompt`` is put before every text.
+    """
 
     kind: str
     normalize: bool = False
+    prompt: str = ""
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -149,6 +149,21 @@ def test_scores_are_cosines_and_rank_the_documents(encoder: RunningServer) -> No
     assert only["index"] == 1 and "document" not in only
 
 
+def test_texts_of_two_lists_are_scored_pair_by_pair(encoder: RunningServer, classifier: RunningServer) -> None:
+    first, second = [*TEXTS, "the cat"], ["the dog", "sits", TEXTS[0]]
+    for server in (encoder, classifier):
+        for path in ("/score", "/v1/score"):
+            pairs = post(server, path, text_1=first, text_2=second)["data"]
+            alone = [
+                post(server, path, text_1=one, text_2=other)["data"][0]["score"]
+                for one, other in zip(first, second, strict=True)
+            ]
+            assert [pair["index"] for pair in pairs] == [0, 1, 2] and len(set(alone)) == 3
+            assert [pair["score"] for pair in pairs] == pytest.approx(alone, abs=1e-5)
+        answer = server.client.post("/score", json={"model": MODEL, "text_1": first[:2], "text_2": second})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "text_1"
+
+
 def test_pooling_gives_vectors_or_one_per_token(encoder: RunningServer) -> None:
     (vector,) = vectors(encoder, TEXTS[0])
     assert post(encoder, "/pooling", input=TEXTS[0])["data"][0]["data"] == pytest.approx(vector)
