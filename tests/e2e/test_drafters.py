@@ -131,12 +131,22 @@ def test_drafts_leave_room_at_the_end_of_the_context(drafting: dict[str, Any], p
     [
         ({"speculative_method": "draft_model"}, "draft_model needs a speculative_model"),
         ({"speculative_model": "x"}, "drafts nothing with speculative_method=none"),
-        ({"speculative_method": "ngram", "speculative_model": "x"}, "drafts nothing with speculative_method=ngram"),
+        (
+            {"speculative_method": "ngram", "speculative_model": "x"},
+            "speculative_model=x drafts nothing with speculative_method=ngram: say draft_model, or drop it",
+        ),
+        (
+            {"speculative_method": "ngram,draft_model", "speculative_model": "x"},
+            "speculative_method='ngram,draft_model'.*none, ngram, draft_model, eagle, medusa",
+        ),
     ],
 )
-def test_a_method_and_its_model_come_together(succ: Path, asked: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem):
+def test_a_method_and_its_model_come_together_and_two_methods_do_not(
+    succ: Path, asked: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem) as caught:
         LLM(str(succ), **asked)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("exchanged", [False, True])
