@@ -81,6 +81,13 @@ class InputProcessor:
         """What a request without parameters gets: the model's own defaults, unless generation_config says otherwise."""
         return self._sampling.default_params()
 
+    def check_generates(self) -> None:
+        """Raise RequestError where the engine answers with numbers only."""
+        if self._pools:
+            raise RequestError(
+                "this engine pools texts and generates none; use embed, classify or score.", param="prompt"
+            )
+
     def check_text_length(self, num_characters: int) -> None:
         """Refuse a text that is too long whatever its tokens are, before a tokenizer works on it for minutes."""
         self._prompts.check_text_length(num_characters)
@@ -104,10 +111,7 @@ class InputProcessor:
         ``reasoning_style`` None is that of the chat template.
         Raises RequestError naming what is wrong.
         """
-        if self._pools:
-            raise RequestError(
-                "this engine pools texts and generates none; use embed, classify or score.", param="prompt"
-            )
+        self.check_generates()
         params = self._sampling.default_params() if params is None else own_params(params)
         checked = self._prompts.read(prompt, priority or 0)
         checked = self._prompts.last_tokens(checked, params.truncate_prompt_tokens, params.max_tokens or 1)
