@@ -10,8 +10,10 @@ import pytest
 from octavo.control.structured_output.backends.llguidance import (
     MAX_GRAMMAR_BYTES,
     LLGuidanceBackend,
+    LLGuidanceGrammar,
     check_grammar,
 )
+from octavo.control.structured_output.demands import MAX_DEMANDED
 from octavo.words.errors import RequestError
 from octavo.words.structured_outputs import StructuredOutputParams
 from tests.control.structured_output.bytes_vocabulary import EOS, Bytes, allowed
@@ -228,6 +230,40 @@ def test_bounds_are_whole_numbers_and_may_be_beyond_reach(backend: LLGuidanceBac
         assert accepts(backend, '"a"', json=schema) is ("type" in schema) or accepts(backend, "{}", json=schema)
     literal = {"enum": [{"maxLength": 2**53, "minItems": 1.5}]}
     assert accepts(backend, '{"maxLength":9007199254740992,"minItems":1.5}', json=literal)
+
+
+def walk(grammar: LLGuidanceGrammar, backend: LLGuidanceBackend, text: str) -> None:
+    """Byte by byte, with the mask before each, as tokens are sampled."""
+    row = np.zeros((1, backend.num_mask_words), dtype=np.int32)
+    for byte in text.encode():
+        grammar.fill(row, [])
+        assert row[0, byte // 32] >> byte % 32 & 1
+        assert grammar.accept([byte]), grammar.error
+
+
+@pytest.mark.parametrize("character", ["a", "\\n", "é"])
+@pytest.mark.parametrize(("least", "most", "length"), [(MAX_DEMANDED,) * 3, (0, 65_535, 18_000)])
+def test_a_long_text_whose_characters_are_counted_ends_properly(
+    backend: LLGuidanceBackend, character: str, least: int, most: int, length: int
+) -> None:
+    """An escape takes more of the matcher's states than any other character."""
+    schema = {"type": "string", "minLength": least, "maxLength": most}
+    grammar = backend.compile(StructuredOutputParams(json=schema))
+    walk(grammar, backend, '"' + character * (length - 1))
+    assert (ord('"') in allowed(grammar, backend)) == (length - 1 >= least)
+    walk(grammar, backend, character)
+    if length == most:
+        assert allowed(grammar, backend) == {ord('"')}
+    walk(grammar, backend, '"')
+    assert grammar.is_complete and grammar.error is None
+
+
+def test_a_counted_text_of_one_range_of_characters_may_have_65535(backend: LLGuidanceBackend) -> None:
+    grammar = backend.compile(StructuredOutputParams(regex="[a-z]{0,65535}"))
+    walk(grammar, backend, "a" * 65_534)
+    assert EOS in allowed(grammar, backend) and ord("a") in allowed(grammar, backend)
+    walk(grammar, backend, "z")
+    assert grammar.is_complete and grammar.error is None
 
 
 @pytest.mark.timeout(20)
