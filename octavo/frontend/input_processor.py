@@ -61,6 +61,7 @@ class InputProcessor:
         seeds: Callable[[int], int] | None = None,
     ) -> None:
         self._pools = runner == "pooling"
+        self._tells_texts_apart = facts.num_token_types > 1
         self._random = OsRandom()
         self._adapters = adapters_of(config.lora, facts)
         self._max_model_len = max_model_len
@@ -147,7 +148,8 @@ class InputProcessor:
         self._pooling.check(params)
         if isinstance(prompt, tuple):
             checked, second_at = self._prompts.read_pair(prompt, cut=params.truncate_prompt_tokens is not None)
-            params = msgspec.structs.replace(params, second_text_at=second_at)
+            if self._tells_texts_apart:
+                params = msgspec.structs.replace(params, second_text_at=second_at)
         else:
             checked = self._prompts.read(self._pooling.with_prompt(prompt), priority or 0)
         checked = self._prompts.truncated(checked, params.truncate_prompt_tokens)

@@ -12,13 +12,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer as LibraryTokenizer
 from torch import Tensor
 from transformers import AutoModel
 
 from octavo import LLM, AsyncLLM, EngineArgs, PoolingParams, PoolingRequestOutput, SamplingParams
 from octavo.words.errors import OctavoError, RequestError
 from tests.succ import EOS
-from tests.tiny_encoders import MAX_TOKENS, hidden_states, label_logits, make_encoder, write_pooling
+from tests.tiny_encoders import FAMILIES, MAX_TOKENS, hidden_states, label_logits, make_encoder, write_pooling
 from tests.tiny_models import save_tiny_model
 
 TEXTS = ["the cat sits", "a", "the dog runs, the cats sit?", "z" * 40, "0 1 2 3 4 5 6 7 8 9", "sitting"]
@@ -190,16 +191,36 @@ def test_texts_of_two_lists_are_scored_pair_by_pair(tmp_path: Path, num_labels: 
         assert close(numbers(pair), numbers(one)) and pair.prompt_token_ids == one.prompt_token_ids
 
 
+@pytest.mark.parametrize("family", FAMILIES[1:])
+@pytest.mark.parametrize("kernels", ["native", "reference"])
+def test_families_of_encoders_are_those_of_transformers(tmp_path: Path, family: str, kernels: str) -> None:
+    """Their positions, names and token types differ."""
+    if kernels == "native":
+        pytest.importorskip("octavo._native", reason="built without the native module")
+    folder = make_encoder(tmp_path / family, family=family)
+    longest = " ".join("a" * (MAX_TOKENS - 2))
+    with LLM(str(folder), dtype="float32", kernels=kernels) as llm:
+        assert llm.info.max_model_len == MAX_TOKENS
+        assert kernels == "reference" or (llm.info.graph is not None and llm.info.graph.splits == [])
+        for output in llm.embed([*TEXTS, longest], use_tqdm=False):
+            expected = F.normalize(hidden_states(folder, output.prompt_token_ids).mean(0), dim=0)
+            assert close(numbers(output), expected)
+        assert len(output.prompt_token_ids) == MAX_TOKENS
+        with pytest.raises(RequestError, match=f"maximum context length is {MAX_TOKENS}"):
+            llm.embed(longest + " a", use_tqdm=False)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("num_labels", [1, 3])
-def test_a_cross_encoder_reads_both_texts_at_once(tmp_path: Path, num_labels: int) -> None:
-    folder = make_encoder(tmp_path / "cross", num_labels=num_labels)
+def test_a_cross_encoder_reads_both_texts_at_once(tmp_path: Path, family: str, num_labels: int) -> None:
+    folder = make_encoder(tmp_path / "cross", family=family, num_labels=num_labels)
     with LLM(str(folder), dtype="float32") as llm:
-        tokenizer = llm.get_tokenizer()
+        library = LibraryTokenizer.from_file(str(folder / "tokenizer.json"))
         for output, second in zip(
             llm.score("the cat", ["a dog", "sits"], use_tqdm=False), ["a dog", "sits"], strict=True
         ):
-            at = len(tokenizer.encode("the cat"))
-            ids = tokenizer.encode("the cat") + tokenizer.encode(second)[1:]
+            ids = library.encode("the cat", second).ids
+            at = library.encode("the cat", second).type_ids.index(1)
             assert output.prompt_token_ids == ids
             logits = label_logits(folder, ids, at)
             expected = logits.sigmoid() if num_labels == 1 else logits.softmax(0)
