@@ -3,8 +3,9 @@
     python benchmarks/embeddings.py --peer-python PATH [--model all-minilm-l6-v2] [--texts 512] [--pairs 3]
 
 ``--peer-python`` is a Python that has sentence-transformers. Both stay loaded and take turns (A B A B), each with the
-same texts of mixed lengths in one call; vectors must agree. Prints a JSON object: texts per second of each turn, the
-medians, and their ratio. Bar: 1.5.
+same texts of mixed lengths in one call. Prints a JSON object: texts per second of each turn, the medians, and their
+ratio. Bars: a ratio of 1.5, and a cosine of 0.9999 between the vectors of any text. ``met`` says of each whether these
+figures meet it; the exit status is 1 where one is missed.
 """
 
 from __future__ import annotations
@@ -39,7 +40,6 @@ WORDS = (
     "of",
     "in",
 )
-COSINE_BAR = 0.9999
 
 
 def texts(count: int) -> list[str]:
@@ -99,7 +99,7 @@ class Turns:
 
 
 def compare(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Texts per second of each turn; raises ValueError where vectors differ."""
+    """Texts per second of each turn, and how near the vectors are."""
     from octavo.checkpoint.resolve import resolve_model
 
     folder = str(resolve_model(arguments.model).path)
@@ -108,8 +108,6 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
     batch = texts(arguments.texts)
     first = {name: engine.embed(batch)["vectors"] for name, engine in engines.items()}  # the warm-up
     worst = min(cosine(one, other) for one, other in zip(*first.values(), strict=True))
-    if worst < COSINE_BAR:
-        raise ValueError(f"the engines' vectors differ: a cosine of {worst:.6f}")
     rates: dict[str, list[float]] = {name: [] for name in engines}
     for _ in range(arguments.pairs):
         for name, engine in engines.items():
@@ -118,7 +116,8 @@ def compare(arguments: argparse.Namespace) -> dict[str, Any]:
         engine.close()
     medians = {name: statistics.median(found) for name, found in rates.items()}
     ratio = medians["octavo"] / medians["sentence-transformers"]
-    return {"texts_per_s": rates, "median": medians, "ratio": ratio, "least_cosine": worst}
+    met = {"ratio >= 1.5": ratio >= 1.5, "least_cosine > 0.9999": worst > 0.9999}
+    return {"texts_per_s": rates, "median": medians, "ratio": ratio, "least_cosine": worst, "met": met}
 
 
 def cosine(one: list[float], other: list[float]) -> float:
@@ -140,7 +139,9 @@ def main() -> int:
     elif arguments.peer_python is None:
         parser.error("--peer-python is needed: a Python that has sentence-transformers")
     else:
-        print(json.dumps(compare(arguments), indent=2))
+        report = compare(arguments)
+        print(json.dumps(report, indent=2))
+        return 0 if all(report["met"].values()) else 1
     return 0
 
 

@@ -207,6 +207,31 @@ def _bert(config: Record, source: str) -> ModelFacts:
     )
 
 
+def _roberta(config: Record, source: str) -> ModelFacts:
+    """A BERT (XLM-RoBERTa too) whose positions begin behind that of the padding token's id."""
+    first = config.integer("pad_token_id", 1, at_least=0) + 1
+    facts = _bert(config, source)
+    if first >= facts.num_positions:
+        raise CheckpointError(config.file, f"has {facts.num_positions} positions, and they begin with number {first}")
+    return msgspec.structs.replace(
+        facts, architecture="roberta", first_position=first, max_position=facts.num_positions - first
+    )
+
+
+def _distilbert(config: Record, source: str) -> ModelFacts:
+    """A BERT without token types, in words of its own."""
+    names = {
+        "hidden_size": "dim",
+        "num_hidden_layers": "n_layers",
+        "num_attention_heads": "n_heads",
+        "intermediate_size": "hidden_dim",
+        "hidden_act": "activation",
+    }
+    own = {ours: config.get(theirs) for ours, theirs in names.items() if theirs in config}
+    facts = _bert(Record(config.file, {**config.values, **own, "type_vocab_size": 0}), source)
+    return msgspec.structs.replace(facts, architecture="distilbert")
+
+
 def _num_labels(config: Record) -> int:
     names = config.record("id2label")
     return len(names.values) if names is not None else config.integer("num_labels", 2)
@@ -268,6 +293,15 @@ ARCHITECTURES: Mapping[str, Callable[[Record, str], ModelFacts]] = {
     "BertModel": _bert,
     "BertForMaskedLM": _bert,
     "BertForSequenceClassification": _bert,
+    "RobertaModel": _roberta,
+    "RobertaForMaskedLM": _roberta,
+    "RobertaForSequenceClassification": _roberta,
+    "XLMRobertaModel": _roberta,
+    "XLMRobertaForMaskedLM": _roberta,
+    "XLMRobertaForSequenceClassification": _roberta,
+    "DistilBertModel": _distilbert,
+    "DistilBertForMaskedLM": _distilbert,
+    "DistilBertForSequenceClassification": _distilbert,
 }
 MODEL_TYPES: Mapping[str, str] = {
     "llama": "LlamaForCausalLM",
@@ -277,4 +311,7 @@ MODEL_TYPES: Mapping[str, str] = {
     "gemma3_text": "Gemma3ForCausalLM",
     "gemma3": "Gemma3ForConditionalGeneration",
     "bert": "BertModel",
+    "roberta": "RobertaModel",
+    "xlm-roberta": "XLMRobertaModel",
+    "distilbert": "DistilBertModel",
 }

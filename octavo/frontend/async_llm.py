@@ -260,6 +260,10 @@ class AsyncLLM:
         """Return if the request may join the queue now; else raise OverloadedError."""
         self._admission.check(len(prepared.choices), len(prepared.choices[0].prompt_token_ids))
 
+    def check_generates(self) -> None:
+        """Raise RequestError where the engine answers with numbers only."""
+        self._inputs.check_generates()
+
     def check_text_length(self, num_characters: int) -> None:
         """Raise RequestError for a text that no tokenizer need look at, being too long whatever its tokens are."""
         self._inputs.check_text_length(num_characters)

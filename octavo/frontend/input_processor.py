@@ -61,6 +61,7 @@ class InputProcessor:
         seeds: Callable[[int], int] | None = None,
     ) -> None:
         self._pools = runner == "pooling"
+        self._tells_texts_apart = facts.num_token_types > 1
         self._random = OsRandom()
         self._adapters = adapters_of(config.lora, facts)
         self._max_model_len = max_model_len
@@ -80,6 +81,13 @@ class InputProcessor:
     def default_sampling_params(self) -> SamplingParams:
         """What a request without parameters gets: the model's own defaults, unless generation_config says otherwise."""
         return self._sampling.default_params()
+
+    def check_generates(self) -> None:
+        """Raise RequestError where the engine answers with numbers only."""
+        if self._pools:
+            raise RequestError(
+                "this engine pools texts and generates none; use embed, classify or score.", param="prompt"
+            )
 
     def check_text_length(self, num_characters: int) -> None:
         """Refuse a text that is too long whatever its tokens are, before a tokenizer works on it for minutes."""
@@ -105,10 +113,7 @@ class InputProcessor:
         thoughts that have a budget and begin at once.
         Raises RequestError naming what is wrong.
         """
-        if self._pools:
-            raise RequestError(
-                "this engine pools texts and generates none; use embed, classify or score.", param="prompt"
-            )
+        self.check_generates()
         params = self._sampling.default_params() if params is None else own_params(params)
         checked = self._prompts.read(prompt, priority or 0)
         checked = self._prompts.last_tokens(checked, params.truncate_prompt_tokens, params.max_tokens or 1)
@@ -147,9 +152,10 @@ class InputProcessor:
         self._pooling.check(params)
         if isinstance(prompt, tuple):
             checked, second_at = self._prompts.read_pair(prompt, cut=params.truncate_prompt_tokens is not None)
-            params = msgspec.structs.replace(params, second_text_at=second_at)
+            if self._tells_texts_apart:
+                params = msgspec.structs.replace(params, second_text_at=second_at)
         else:
-            checked = self._prompts.read(prompt, priority or 0)
+            checked = self._prompts.read(self._pooling.with_prompt(prompt), priority or 0)
         checked = self._prompts.truncated(checked, params.truncate_prompt_tokens)
         num_tokens = len(checked.token_ids)
         if num_tokens > self._max_model_len:

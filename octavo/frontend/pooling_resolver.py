@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import cast
+
 from octavo.words.errors import RequestError
+from octavo.words.inputs import PromptType
 from octavo.words.messages import ResolvedSampling
 from octavo.words.model_facts import ModelFacts
 from octavo.words.pooling_params import PoolingParams
@@ -27,6 +31,16 @@ class PoolingResolver:
             )
         if params.dimensions is not None:
             self._check_dimensions(params.dimensions)
+
+    def with_prompt(self, text: PromptType) -> PromptType:
+        """A text behind the prompt that the checkpoint puts before every one; token ids are taken as they are."""
+        prompt = self._facts.pooling.prompt if self._facts.pooling is not None else ""
+        if isinstance(text, str):
+            return prompt + text
+        given = cast(Mapping[str, object], text) if isinstance(text, Mapping) else {}
+        if isinstance(asked := given.get("prompt"), str):
+            return cast(PromptType, {**given, "prompt": prompt + asked})
+        return text
 
     def resolve(self, params: PoolingParams) -> ResolvedSampling:
         """What the core is told in place of sampling parameters: the one token it may count is never said."""

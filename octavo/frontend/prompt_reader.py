@@ -80,11 +80,8 @@ class PromptReader:
 
     def read_pair(self, pair: tuple[str, str], *, cut: bool) -> tuple[Prompt, int]:
         """[CLS] first [SEP] second [SEP], as encoders read two texts; and where the second begins. ``cut``: to fit."""
-        first = self._tokenizer.encode(pair[0])
-        second = self._tokenizer.encode(pair[1])
-        prefix = self._tokenizer.num_prefix_tokens
+        first, behind = self._tokenizer.encode_pair(*pair)
         room = self._limits.max_model_len - len(first)
-        behind = second[prefix:]
         if cut and len(behind) > room > 1:
             behind = [*behind[: room - 1], behind[-1]]
         return self._checked(first + behind, None, 0), len(first)

@@ -61,6 +61,12 @@ class ServerContext:
             return name
         raise ApiError(404, f"the model {name[:200]!r} does not exist here.", param="model", code="model_not_found")
 
+    def check_generator(self, name: str | None) -> str:
+        """As ``check_model``; RequestError for a model that pools, before anything is asked of its chat template."""
+        model = self.check_model(name)
+        self.llm.check_generates()
+        return model
+
     async def prepare(
         self,
         prompt: PromptType,

@@ -11,7 +11,7 @@ from octavo.tokenizer.encoder import Encoder
 from octavo.tokenizer.library_encoder import LibraryEncoder
 from octavo.tokenizer.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from octavo.tokenizer.sentencepiece_bpe import SentencePieceBPE, SentencePieceVocabulary
-from octavo.tokenizer.tokenizer import Tokenizer
+from octavo.tokenizer.tokenizer import Frame, Tokenizer
 from octavo.tokenizer.vocabulary import SPACE_SIGN, Vocabulary, byte_level, sentencepiece
 from octavo.words.errors import CheckpointError, UnsupportedError
 
@@ -61,8 +61,10 @@ def tokenizer_from_gguf(
         vocabulary,
         bos_token_id=bos,
         eos_token_id=eos,
-        prefix_ids=(bos,) if bos is not None and metadata.get("tokenizer.ggml.add_bos_token", adds_bos) else (),
-        suffix_ids=(eos,) if eos is not None and metadata.get("tokenizer.ggml.add_eos_token", False) else (),
+        frame=Frame(
+            (bos,) if bos is not None and metadata.get("tokenizer.ggml.add_bos_token", adds_bos) else (),
+            (eos,) if eos is not None and metadata.get("tokenizer.ggml.add_eos_token", False) else (),
+        ),
         chat_template=_text(metadata, "tokenizer.chat_template", file) if chat_template is None else chat_template,
         special_tokens={name: tokens.texts[place] for name, place in ids.items() if place is not None},
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from octavo.tokenizer.chat import check_messages, check_tools, continued, encode_chat
 from octavo.tokenizer.chat_template import ChatTemplate, check_template_options
@@ -25,10 +25,20 @@ class TokenizerVocab(Protocol):
     def encode(self, text: str, add_special_tokens: bool = True, allow_special: bool = True) -> list[int]: ...
 
 
+class Frame(NamedTuple):
+    """Special tokens that a model wants around a text (usually a beginning, or nothing), and between two at once."""
+
+    prefix_ids: Sequence[int] = ()
+    suffix_ids: Sequence[int] = ()
+    separator_ids: Sequence[int] = ()
+
+
+NO_FRAME = Frame()
+
+
 class Tokenizer:
     """A model's tokenizer and chat template. Thread-safe; it is never changed after it was built.
 
-    ``prefix_ids`` and ``suffix_ids`` are what the model wants around a text (usually its beginning token, or nothing).
     ``special_tokens`` are texts by the names that chat templates use (bos_token, eos_token ...).
     """
 
@@ -39,29 +49,22 @@ class Tokenizer:
         *,
         bos_token_id: int | None,
         eos_token_id: int | None,
-        prefix_ids: Sequence[int] = (),
-        suffix_ids: Sequence[int] = (),
+        frame: Frame = NO_FRAME,
         chat_template: str | None = None,
         special_tokens: Mapping[str, str] | None = None,
     ) -> None:
         self._encoder = encoder
         self._vocabulary = vocabulary
-        self._prefix_ids = list(prefix_ids)
-        self._suffix_ids = list(suffix_ids)
+        self._frame = frame
         self._special_tokens = dict(special_tokens or {})
         self._template = None if chat_template is None else ChatTemplate(chat_template)
         self.bos_token_id = bos_token_id
         self.eos_token_id = eos_token_id
 
     @property
-    def num_prefix_tokens(self) -> int:
-        """Special tokens before a text."""
-        return len(self._prefix_ids)
-
-    @property
     def num_suffix_tokens(self) -> int:
         """Special tokens behind a text."""
-        return len(self._suffix_ids)
+        return len(self._frame.suffix_ids)
 
     @property
     def special_ids(self) -> frozenset[int]:
@@ -99,7 +102,13 @@ class Tokenizer:
         vocabulary that prefixes a space does not. Raises RequestError for text that is not Unicode (a lone surrogate).
         """
         ids = self._encoder.encode(checked_text(text), special=allow_special, at_start=at_start)
-        return [*self._prefix_ids, *ids, *self._suffix_ids] if add_special_tokens else ids
+        return [*self._frame.prefix_ids, *ids, *self._frame.suffix_ids] if add_special_tokens else ids
+
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+        """The ids of two texts that are read at once: up to the second one, and from there."""
+        ids = [self.encode(text, add_special_tokens=False) for text in (first, second)]
+        frame = self._frame
+        return [*frame.prefix_ids, *ids[0], *frame.separator_ids], [*ids[1], *frame.suffix_ids]
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """Return the text of ``token_ids``; bytes that are no whole character become U+FFFD, unknown ids nothing."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo.tokenizer.library_encoder import LibraryEncoder, component_state
-from octavo.tokenizer.tokenizer import Tokenizer
+from octavo.tokenizer.tokenizer import Frame, Tokenizer
 from octavo.tokenizer.vocabulary import Spelling, Vocabulary, byte_level, sentencepiece, word_piece
 from octavo.words.errors import CheckpointError, UnsupportedError
 
@@ -28,7 +28,6 @@ def tokenizer_from_folder(
     library = _read_library(folder / "tokenizer.json")
     special_tokens = dict(special_tokens or {})
     bos, eos = (_id_of(library, special_tokens.get(name)) for name in ("bos_token", "eos_token"))
-    prefix, suffix = _surroundings(library)
     added = library.get_added_tokens_decoder()
     vocabulary = Vocabulary(
         library.id_to_token,
@@ -42,8 +41,7 @@ def tokenizer_from_folder(
         vocabulary,
         bos_token_id=bos,
         eos_token_id=eos,
-        prefix_ids=prefix,
-        suffix_ids=suffix,
+        frame=_frame(library),
         chat_template=chat_template,
         special_tokens=special_tokens,
     )
@@ -68,17 +66,19 @@ def _id_of(library: LibraryTokenizer, text: str | None) -> int | None:
     return token_id
 
 
-def _surroundings(library: LibraryTokenizer) -> tuple[list[int], list[int]]:
-    """The ids that the file's post-processor puts before and after a text.
+def _frame(library: LibraryTokenizer) -> Frame:
+    """The ids that the file's post-processor puts around a text, and between two.
 
     As in Transformers 5, add_bos_token and add_eos_token of tokenizer_config.json count for nothing beside it.
     """
     plain = library.encode(_PROBE, add_special_tokens=False).ids
     whole = library.encode(_PROBE, add_special_tokens=True).ids
+    pair = library.encode(_PROBE, _PROBE, add_special_tokens=True).ids
     for start in range(len(whole) - len(plain) + 1):
         if whole[start : start + len(plain)] == plain:
-            return whole[:start], whole[start + len(plain) :]
-    return [], []
+            prefix, suffix = whole[:start], whole[start + len(plain) :]
+            return Frame(prefix, suffix, pair[start + len(plain) : len(pair) - len(plain) - len(suffix)])
+    return Frame()
 
 
 def _size(library: LibraryTokenizer) -> int:

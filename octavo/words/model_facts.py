@@ -31,10 +31,14 @@ class RopeFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolingFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """How a checkpoint's hidden states become one vector: kind "mean", "cls" or "last", then length 1 or as it is."""
+    """How a checkpoint's hidden states become one vector: kind "mean", "cls" or "last", then length 1 or as it is.
+
+    ``prompt`` is put before every text.
+    """
 
     kind: str
     normalize: bool = False
+    prompt: str = ""
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +51,8 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints as Hugging Face stores them), else 0. ``pooling`` is there where the checkpoint says how it pools.
     ``matryoshka_dimensions`` are the lengths that its vectors may be cut to, () any, None where nothing says they may.
     ``is_encoder``: every token sees every other, nothing is generated; ``num_labels`` are the outputs of its
-    classifier, 0 for none. ``rope.rotary_dim`` 0: ``num_positions`` positions are learned.
+    classifier, 0 for none. ``rope.rotary_dim`` 0: ``num_positions`` positions are learned, and the first token has that
+    at ``first_position``.
     """
 
     architecture: str
@@ -87,6 +92,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     matryoshka_dimensions: tuple[int, ...] | None = None
     is_encoder: bool = False
     num_positions: int = 0
+    first_position: int = 0
     num_token_types: int = 0
     num_labels: int = 0
     bos_token_id: int | None = None

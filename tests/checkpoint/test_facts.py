@@ -118,6 +118,16 @@ def test_yarn_keeps_every_parameter(tmp_path: Path) -> None:
         ({"rope_theta": 0}, CheckpointError, "'rope_theta' is 0; it must be above 0"),
         ({"rope_scaling": {"type": "yarn", "factor": -2}}, CheckpointError, "'factor' is -2; it must be above 0"),
         ({"partial_rotary_factor": 0.7}, CheckpointError, "11 entries of a head rotate in pairs; a head has 16"),
+        (
+            {"architectures": ["ElectraModel"]},
+            UnsupportedError,
+            "ElectraModel; supported: .*BertModel, .*DistilBertModel",
+        ),
+        (
+            {"architectures": ["RobertaModel"], "max_position_embeddings": 2},
+            CheckpointError,
+            "has 2 positions, and they begin with number 2",
+        ),
         ({"partial_rotary_factor": 1.5}, CheckpointError, "24 entries of a head rotate in pairs; a head has 16"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 from functools import cache
@@ -119,6 +120,20 @@ def test_answers_and_scores_are_those_of_transformers(
         )
         assert [ids for ids, _ in answers(output)] == [ids for ids, _ in theirs]
         assert [score for _, score in answers(output)] == pytest.approx([score for _, score in theirs], rel=1e-4)
+
+
+@pytest.mark.parametrize("length", [47, 54, 60, 64])
+def test_beams_share_what_they_have_in_common(plain: LLM, length: int) -> None:
+    """Four of them, where ten tokens cross the end of a block, and where they do not."""
+    cache, engine = plain.info.kv_cache_config, plain._engine
+    params = SamplingParams(n=4, beam_search=BeamSearch(width=4), max_tokens=10, ignore_eos=True, temperature=0.0)
+    engine.add_request("r", {"prompt_token_ids": list(range(3, 3 + length))}, params)
+    most = 0.0
+    while engine.has_unfinished_requests():
+        engine.step()
+        most = max(most, metric(plain, "vllm:kv_cache_usage_perc") * (cache.num_usable_blocks))
+    num_prompt_blocks = math.ceil(length / 16)
+    assert num_prompt_blocks < most <= len(cache.groups) * (num_prompt_blocks + 8)
 
 
 def test_one_beam_is_greedy(plain: LLM) -> None:

@@ -6,6 +6,7 @@ itself with noise in its weights; only four tokens are allowed, so that even a r
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from collections import Counter
@@ -130,12 +131,40 @@ def test_drafts_leave_room_at_the_end_of_the_context(drafting: dict[str, Any], p
     [
         ({"speculative_method": "draft_model"}, "draft_model needs a speculative_model"),
         ({"speculative_model": "x"}, "drafts nothing with speculative_method=none"),
-        ({"speculative_method": "ngram", "speculative_model": "x"}, "drafts nothing with speculative_method=ngram"),
+        (
+            {"speculative_method": "ngram", "speculative_model": "x"},
+            "speculative_model=x drafts nothing with speculative_method=ngram: say draft_model, or drop it",
+        ),
+        (
+            {"speculative_method": "ngram,draft_model", "speculative_model": "x"},
+            "speculative_method='ngram,draft_model'.*none, ngram, draft_model, eagle, medusa",
+        ),
     ],
 )
-def test_a_method_and_its_model_come_together(succ: Path, asked: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem):
+def test_a_method_and_its_model_come_together_and_two_methods_do_not(
+    succ: Path, asked: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ConfigError, match=problem) as caught:
         LLM(str(succ), **asked)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("exchanged", [False, True])
+def test_a_draft_model_must_mean_the_same_by_every_token(
+    options: dict[str, Any], tmp_path: Path, exchanged: bool
+) -> None:
+    drafter = save_noisy_copy(Path(options["model"]), tmp_path)
+    tokenizer = json.loads((Path(options["model"]) / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    if exchanged:
+        vocabulary["P"], vocabulary["Q"] = vocabulary["Q"], vocabulary["P"]
+    (drafter / "tokenizer.json").write_text(json.dumps(tokenizer))
+    asked = {**options, "speculative_method": "draft_model", "speculative_model": str(drafter)}
+    if exchanged:
+        with pytest.raises(ConfigError, match=r"token 80 is 'Q' there and 'P' here; take one of the same family"):
+            LLM(**asked)
+    else:
+        LLM(**asked).close()
 
 
 def test_rejection_sampling_leaves_greedy_answers_as_they_are(drafting: dict[str, Any], plain: LLM) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 import os
 import shutil
 import signal
@@ -19,12 +21,13 @@ from octavo.checkpoint.adapter import projection_shapes
 from octavo.engine.supervisor import Supervisor
 from octavo.frontend.adapters import AdapterFolders
 from octavo.words.beam_search import BeamSearchParams
-from octavo.words.errors import RequestError
+from octavo.words.errors import ConfigError, RequestError
 from octavo.words.sampling_params import RequestOutputKind
 from tests.tiny_adapters import save_adapter_of_shapes, save_merged, save_tiny_adapter
 from tests.tiny_models import VOCAB_SIZE, oracle, oracle_logits, save_tiny_model
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=3, detokenize=False)
+PEFT_ADAPTER = Path(__file__).parents[1] / "peft_adapter"
 PROMPT = [(7 * i) % 300 + 3 for i in range(44)]
 
 
@@ -75,13 +78,19 @@ def adapters(llama: Path) -> list[LoRARequest]:
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "gemma3"])
 @pytest.mark.parametrize("kernels", ["native", "reference"])
-def test_logits_are_those_of_the_merged_weights(architecture: str, kernels: str, succ: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("rank", "size"), [(6, 0.07), (256, 0.03)])
+def test_logits_are_those_of_the_merged_weights(
+    architecture: str, kernels: str, rank: int, size: float, succ: Path, tmp_path: Path
+) -> None:
+    """But for one number per row, which logprobs do not have."""
     if kernels == "native":
         pytest.importorskip("octavo._native", reason="built without the native module")
     model = save_tiny_model(tmp_path / "model", architecture)
-    adapter = save_tiny_adapter(tmp_path / "adapter", model, rank=6, use_rslora=architecture == "qwen2", size=0.06)
+    is_rslora = architecture == "qwen2"
+    alpha = math.sqrt(rank) if is_rslora else rank
+    adapter = save_tiny_adapter(tmp_path / "adapter", model, rank=rank, alpha=alpha, size=size, use_rslora=is_rslora)
     merged = oracle(save_merged(tmp_path / "merged", model, adapter))
-    with LLM(**options_of(model, succ, kernels=kernels, max_logprobs=-1)) as llm:
+    with LLM(**options_of(model, succ, kernels=kernels, max_logprobs=-1, max_lora_rank=rank)) as llm:
         (output,) = llm.generate(
             [{"prompt_token_ids": PROMPT}],
             SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=-1, detokenize=False),
@@ -94,7 +103,29 @@ def test_logits_are_those_of_the_merged_weights(architecture: str, kernels: str,
     rows = [row for row in output.prompt_logprobs if row is not None]
     got = torch.tensor([[row[token].logprob for token in range(VOCAB_SIZE)] for row in rows])
     assert (plain - expected).abs().max() > 1.0
-    torch.testing.assert_close(got, expected[:-1], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(got, expected[:-1], rtol=0.0, atol=1e-4)
+
+
+@pytest.mark.parametrize("kernels", ["native", "reference"])
+def test_an_adapter_that_peft_wrote_answers_as_peft_does(llama: Path, succ: Path, kernels: str) -> None:
+    """Ranks and alphas of single modules, which its files have, are read as PEFT means them."""
+    if kernels == "native":
+        pytest.importorskip("octavo._native", reason="built without the native module")
+    expected = json.loads((PEFT_ADAPTER / "answers.json").read_text())
+    prompt, greedy, logits = expected["prompt"], expected["greedy"], torch.tensor(expected["logits"])
+    with LLM(**options_of(llama, succ, kernels=kernels, max_logprobs=-1)) as llm:
+        ((plain, _),) = ask(llm, [None], prompt, max_tokens=len(greedy))
+        ((ids, rows),) = ask(llm, [_named(PEFT_ADAPTER)], prompt, max_tokens=len(greedy), logprobs=-1)
+        assert counters(llm)["loads"] == 1
+    assert ids == greedy != plain
+    got = torch.tensor([rows[0][token] for token in range(VOCAB_SIZE)])
+    torch.testing.assert_close(got, logits.log_softmax(-1), rtol=0.0, atol=1e-4)
+
+
+def test_ranks_end_at_256(llama: Path, succ: Path) -> None:
+    with pytest.raises(ConfigError, match="max_lora_rank.*257.*256") as caught:
+        LLM(**options_of(llama, succ, max_lora_rank=257))
+    assert "\n" not in str(caught.value)
 
 
 @pytest.fixture(scope="module")

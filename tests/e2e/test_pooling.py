@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,13 +12,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer as LibraryTokenizer
 from torch import Tensor
 from transformers import AutoModel
 
 from octavo import LLM, AsyncLLM, EngineArgs, PoolingParams, PoolingRequestOutput, SamplingParams
 from octavo.words.errors import OctavoError, RequestError
 from tests.succ import EOS
-from tests.tiny_encoders import MAX_TOKENS, hidden_states, label_logits, make_encoder, write_pooling
+from tests.tiny_encoders import FAMILIES, MAX_TOKENS, hidden_states, label_logits, make_encoder, write_pooling
 from tests.tiny_models import save_tiny_model
 
 TEXTS = ["the cat sits", "a", "the dog runs, the cats sit?", "z" * 40, "0 1 2 3 4 5 6 7 8 9", "sitting"]
@@ -114,6 +116,63 @@ def test_a_shortened_vector_has_length_one_again(encoder: LLM) -> None:
     assert close(short, F.normalize(whole[:16], dim=0))
 
 
+def with_config(folder: Path, tmp_path: Path, **changes: object) -> Path:
+    """A copy of a model, with entries of its config.json changed and those that are None left out."""
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    config = json.loads((copy / "config.json").read_text()) | changes
+    (copy / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+    return copy
+
+
+def test_vectors_are_shortened_to_the_listed_lengths_alone(encoder: LLM, folder: Path, tmp_path: Path) -> None:
+    listed = with_config(folder, tmp_path, is_matryoshka=None, matryoshka_dimensions=[8, 24])
+    with LLM(str(listed), dtype="float32") as llm:
+        for size in (8, 24):
+            short = numbers(llm.embed("the cat", dimensions=size, use_tqdm=False)[0])
+            assert short.equal(numbers(encoder.embed("the cat", dimensions=size, use_tqdm=False)[0]))
+            assert len(short) == size
+        for size in (7, 16, 48):
+            with pytest.raises(RequestError, match=f"dimensions can be 8, 24 with this model; got {size}") as caught:
+                llm.embed("the cat", dimensions=size, use_tqdm=False)
+            assert caught.value.param == "dimensions"
+    with LLM(str(listed), dtype="float32", matryoshka=True) as llm:
+        assert len(numbers(llm.embed("the cat", dimensions=16, use_tqdm=False)[0])) == 16
+
+
+def test_a_model_that_says_nothing_of_shorter_vectors_is_told_by_the_user(
+    encoder: LLM, folder: Path, tmp_path: Path
+) -> None:
+    silent = with_config(folder, tmp_path, is_matryoshka=None)
+    with LLM(str(silent), dtype="float32") as llm, pytest.raises(RequestError, match="--matryoshka"):
+        llm.embed("the cat", dimensions=16, use_tqdm=False)
+    with LLM(str(silent), dtype="float32", matryoshka=True) as llm:
+        short = numbers(llm.embed("the cat", dimensions=16, use_tqdm=False)[0])
+        assert short.equal(numbers(encoder.embed("the cat", dimensions=16, use_tqdm=False)[0]))
+        with pytest.raises(RequestError, match="at most 48"):
+            llm.embed("the cat", dimensions=49, use_tqdm=False)
+
+
+def test_the_default_prompt_of_sentence_transformers_stands_before_every_text(
+    encoder: LLM, folder: Path, tmp_path: Path
+) -> None:
+    """As its ``encode`` has it; token ids are taken as they are, and prompts that nobody asked for are left out."""
+    copy = with_config(folder, tmp_path)
+    prompts = {"prompts": {"query": "the dog runs. ", "document": "a. "}}
+    ids = encoder.get_tokenizer().encode("the cat")
+    for name, before in ((None, ""), ("query", "the dog runs. ")):
+        (copy / "config_sentence_transformers.json").write_text(json.dumps({**prompts, "default_prompt_name": name}))
+        with LLM(str(copy), dtype="float32") as llm:
+            for text, given in (
+                (before + "the cat", "the cat"),
+                (before + "the cat", {"prompt": "the cat"}),
+                ("the cat", {"prompt_token_ids": ids}),
+            ):
+                expected = encoder.embed(text, use_tqdm=False)[0]
+                found = llm.embed([given], use_tqdm=False)[0]
+                assert found.prompt_token_ids == expected.prompt_token_ids
+                assert numbers(found).equal(numbers(expected))
+
+
 def test_scores_of_an_embedding_model_are_cosines(encoder: LLM) -> None:
     one, other = (numbers(output) for output in encoder.embed(TEXTS[:2], use_tqdm=False))
     scores = encoder.score(TEXTS[0], TEXTS[:2], use_tqdm=False)
@@ -121,16 +180,47 @@ def test_scores_of_an_embedding_model_are_cosines(encoder: LLM) -> None:
     assert close(torch.cat([numbers(score) for score in scores]), torch.stack([one @ one, one @ other]))
 
 
+@pytest.mark.parametrize("num_labels", [0, 1])
+def test_texts_of_two_lists_are_scored_pair_by_pair(tmp_path: Path, num_labels: int) -> None:
+    first, second = TEXTS[:3], TEXTS[3:]
+    with LLM(str(make_encoder(tmp_path / "bert", num_labels=num_labels)), dtype="float32") as llm:
+        pairs = llm.score(first, second, use_tqdm=False)
+        alone = [llm.score(one, other, use_tqdm=False)[0] for one, other in zip(first, second, strict=True)]
+    assert len({float(numbers(pair)) for pair in pairs}) == len(pairs) == 3
+    for pair, one in zip(pairs, alone, strict=True):
+        assert close(numbers(pair), numbers(one)) and pair.prompt_token_ids == one.prompt_token_ids
+
+
+@pytest.mark.parametrize("family", FAMILIES[1:])
+@pytest.mark.parametrize("kernels", ["native", "reference"])
+def test_families_of_encoders_are_those_of_transformers(tmp_path: Path, family: str, kernels: str) -> None:
+    """Their positions, names and token types differ."""
+    if kernels == "native":
+        pytest.importorskip("octavo._native", reason="built without the native module")
+    folder = make_encoder(tmp_path / family, family=family)
+    longest = " ".join("a" * (MAX_TOKENS - 2))
+    with LLM(str(folder), dtype="float32", kernels=kernels) as llm:
+        assert llm.info.max_model_len == MAX_TOKENS
+        assert kernels == "reference" or (llm.info.graph is not None and llm.info.graph.splits == [])
+        for output in llm.embed([*TEXTS, longest], use_tqdm=False):
+            expected = F.normalize(hidden_states(folder, output.prompt_token_ids).mean(0), dim=0)
+            assert close(numbers(output), expected)
+        assert len(output.prompt_token_ids) == MAX_TOKENS
+        with pytest.raises(RequestError, match=f"maximum context length is {MAX_TOKENS}"):
+            llm.embed(longest + " a", use_tqdm=False)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("num_labels", [1, 3])
-def test_a_cross_encoder_reads_both_texts_at_once(tmp_path: Path, num_labels: int) -> None:
-    folder = make_encoder(tmp_path / "cross", num_labels=num_labels)
+def test_a_cross_encoder_reads_both_texts_at_once(tmp_path: Path, family: str, num_labels: int) -> None:
+    folder = make_encoder(tmp_path / "cross", family=family, num_labels=num_labels)
     with LLM(str(folder), dtype="float32") as llm:
-        tokenizer = llm.get_tokenizer()
+        library = LibraryTokenizer.from_file(str(folder / "tokenizer.json"))
         for output, second in zip(
             llm.score("the cat", ["a dog", "sits"], use_tqdm=False), ["a dog", "sits"], strict=True
         ):
-            at = len(tokenizer.encode("the cat"))
-            ids = tokenizer.encode("the cat") + tokenizer.encode(second)[1:]
+            ids = library.encode("the cat", second).ids
+            at = library.encode("the cat", second).type_ids.index(1)
             assert output.prompt_token_ids == ids
             logits = label_logits(folder, ids, at)
             expected = logits.sigmoid() if num_labels == 1 else logits.softmax(0)

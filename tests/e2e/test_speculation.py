@@ -177,15 +177,23 @@ def counting(succ: Path) -> Iterator[LLM]:
         yield llm
 
 
-def count_in_words(llm: LLM) -> list[RequestOutput]:
-    prompts = ["one two three one two three one", "a b c a b c a", "The cat sat. The cat sat. The", "1 2 1 2 1"]
-    return llm.generate(prompts, SamplingParams(temperature=0.0, max_tokens=16, logprobs=1), use_tqdm=False)
+def count_in_words(llm: LLM, batch: int) -> list[Any]:
+    prompts = ["1 2 1 2 1", "one two three one two three one", "a b c a b c a", "The cat sat. The cat sat. The"]
+    params = SamplingParams(temperature=0.0, max_tokens=10, logprobs=1)
+    return said(llm.generate(prompts[:batch], params, use_tqdm=False))
+
+
+SMOLLM2: dict[str, dict[str, Any]] = {"float32": {"quantization": "none", "dtype": "float32"}, "its file's blocks": {}}
 
 
 @pytest.fixture(scope="module")
-def said_by_smollm2(smollm2: str) -> list[Any]:
-    with LLM(smollm2, max_model_len=256) as llm:
-        return said(count_in_words(llm))
+def said_by_smollm2(smollm2: str) -> dict[str, list[list[Any]]]:
+    """In each type of weights, to one prompt and to four."""
+    found = {}
+    for name, given in SMOLLM2.items():
+        with LLM(smollm2, max_model_len=256, **given) as llm:
+            found[name] = [count_in_words(llm, batch) for batch in (1, 4)]
+    return found
 
 
 def test_so10_a_grammar_holds_for_drafts_too(succ: Path) -> None:
@@ -231,12 +239,17 @@ def test_answers_end_amid_drafts(counting: LLM, params: dict[str, Any], text: st
     assert output.metrics is not None and output.metrics.num_accepted_tokens > 0
 
 
-@pytest.mark.parametrize("k", [1, 4, 8])
-def test_sd01_a_real_model_says_the_same_for_any_number_of_drafts(smollm2: str, k: int, said_by_smollm2: Any) -> None:
-    with LLM(smollm2, max_model_len=256, **SPECULATE, num_speculative_tokens=k) as llm:
-        outputs = count_in_words(llm)
-        assert metric(llm, "vllm:spec_decode_num_accepted_tokens") > 0
-    assert said(outputs) == said_by_smollm2
+@pytest.mark.parametrize(("weights", "k"), [*(("float32", k) for k in range(1, 9)), ("its file's blocks", 4)])
+def test_sd01_a_real_model_says_the_same_for_any_number_of_drafts(
+    smollm2: str, weights: str, k: int, said_by_smollm2: dict[str, list[list[Any]]]
+) -> None:
+    num_right = 0.0
+    with LLM(smollm2, max_model_len=256, **SPECULATE, num_speculative_tokens=k, **SMOLLM2[weights]) as llm:
+        assert llm.info.plan.quantization == ("none" if weights == "float32" else "gguf")
+        for batch, expected in zip((1, 4), said_by_smollm2[weights], strict=True):
+            assert count_in_words(llm, batch) == expected
+            assert (now := metric(llm, "vllm:spec_decode_num_accepted_tokens")) > num_right
+            num_right = now
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +50,27 @@ def adapted(succ: Path, root: Path) -> Iterator[RunningServer]:
     with serving(succ, root.parent / "server.log", *flags) as running:
         yield running
         assert running.is_alive() and running.becomes_idle()
+
+
+_WATCHED = threading.local()
+
+
+def _note(event: str, arguments: tuple[Any, ...]) -> None:
+    if event in ("open", "os.listdir", "os.scandir") and (opened := getattr(_WATCHED, "opened", None)) is not None:
+        opened.append(str(arguments[0]))
+
+
+sys.addaudithook(_note)
+
+
+@contextmanager
+def opened_files() -> Iterator[list[str]]:
+    """What this thread opens meanwhile."""
+    _WATCHED.opened = opened = []
+    try:
+        yield opened
+    finally:
+        _WATCHED.opened = None
 
 
 def load(server: RunningServer, name: Any, path: Any, **more: Any) -> httpx.Response:
@@ -117,16 +141,27 @@ def test_adapters_side_by_side_answer_as_alone(adapted: RunningServer) -> None:
         assert unload(adapted, name).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["../secret", "../../etc", "/etc", "/nonexistent", "nonexistent", "https://example.com/a", "", ".", "link"]
-    + ["linked files", "one/../../secret", "a\0b", "x" * 5000, "one/adapter_model.safetensors"],
-)
+PATHS_OUT = ["../secret", "../../etc", "/etc", "/nonexistent", "nonexistent", "https://example.com/a", "", ".", "link"]
+PATHS_OUT += ["linked files", "one/../../secret", "a\0b", "x" * 5000, "one/adapter_model.safetensors"]
+
+
+@pytest.mark.parametrize("path", PATHS_OUT)
 def test_no_path_leads_out_of_the_folder(adapted: RunningServer, path: str) -> None:
-    """LO04."""
+    """LO04; and the answer tells nothing of what lies there."""
     answer = load(adapted, "x", path)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == "lora_path"
+    assert answer.json() == load(adapted, "x", "/nonexistent").json()
+
+
+@pytest.mark.parametrize("path", PATHS_OUT)
+def test_nothing_out_of_the_folder_is_opened(root: Path, path: str) -> None:
+    """LO04: what Python tells of files and folders that are opened while a path is judged."""
+    with opened_files() as opened:
+        (root / "one" / "adapter_config.json").read_bytes()
+        with pytest.raises(ApiError):
+            folder_below(root, path)
+    assert opened == [str(root / "one" / "adapter_config.json")]
 
 
 @pytest.mark.parametrize("name", ["../x", "/x", "x/../y", "", MODEL, "one", "a" * 201, "a b", "x/", "."])

@@ -21,6 +21,8 @@ from tests.tiny_encoders import make_encoder
 from tests.waiting import soon
 
 TEXTS = ["the cat sits", "a dog sat"]
+SLACK_S = 10.0
+"""What takes longer hangs: the cases say 1 s, on a machine of one's own."""
 
 
 def break_embedding_of(model: Path, word: str) -> None:
@@ -59,6 +61,12 @@ def vectors(server: RunningServer, given: Any, **fields: Any) -> list[list[float
     return [item["embedding"] for item in data]
 
 
+def assert_is_unharmed(server: RunningServer, before: list[list[float]]) -> None:
+    """It is healthy, and its vectors are those that it had."""
+    assert server.client.get("/health", timeout=SLACK_S).status_code == 200
+    assert vectors(server, TEXTS) == [pytest.approx(vector, abs=1e-5) for vector in before]
+
+
 def test_all_forms_of_input_come_to_the_same_vectors(encoder: RunningServer) -> None:  # EM04
     (one,) = vectors(encoder, TEXTS[0])
     both = vectors(encoder, TEXTS)
@@ -91,11 +99,15 @@ def test_vectors_are_shortened_only_where_the_model_is_made_for_it(classifier: R
 
 
 def test_a_vector_of_no_numbers_is_an_error_object(encoder: RunningServer) -> None:  # EM06
-    for form in ("float", "base64"):
-        body = {"model": MODEL, "input": [TEXTS[0], "the dog runs"], "encoding_format": form}
-        answer = encoder.client.post("/v1/embeddings", json=body)
-        assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error"), answer.text
-    assert len(vectors(encoder, TEXTS)) == 2
+    before = vectors(encoder, TEXTS)
+    for path in ("/v1/embeddings", "/pooling"):
+        for form in ("float", "base64"):
+            body = {"model": MODEL, "input": [TEXTS[0], "the dog runs"], "encoding_format": form}
+            answer = encoder.client.post(path, json=body, timeout=SLACK_S)
+            assert answer.status_code == 500, answer.text
+            assert json.loads(answer.text, parse_constant=pytest.fail).keys() == {"error"}
+            assert answer.json()["error"]["type"] == "server_error"
+    assert_is_unharmed(encoder, before)
 
 
 def test_texts_of_one_request_join_the_queue_together(encoder: RunningServer) -> None:
@@ -149,6 +161,21 @@ def test_scores_are_cosines_and_rank_the_documents(encoder: RunningServer) -> No
     assert only["index"] == 1 and "document" not in only
 
 
+def test_texts_of_two_lists_are_scored_pair_by_pair(encoder: RunningServer, classifier: RunningServer) -> None:
+    first, second = [*TEXTS, "the cat"], ["the dog", "sits", TEXTS[0]]
+    for server in (encoder, classifier):
+        for path in ("/score", "/v1/score"):
+            pairs = post(server, path, text_1=first, text_2=second)["data"]
+            alone = [
+                post(server, path, text_1=one, text_2=other)["data"][0]["score"]
+                for one, other in zip(first, second, strict=True)
+            ]
+            assert [pair["index"] for pair in pairs] == [0, 1, 2] and len(set(alone)) == 3
+            assert [pair["score"] for pair in pairs] == pytest.approx(alone, abs=1e-5)
+        answer = server.client.post("/score", json={"model": MODEL, "text_1": first[:2], "text_2": second})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "text_1"
+
+
 def test_pooling_gives_vectors_or_one_per_token(encoder: RunningServer) -> None:
     (vector,) = vectors(encoder, TEXTS[0])
     assert post(encoder, "/pooling", input=TEXTS[0])["data"][0]["data"] == pytest.approx(vector)
@@ -164,16 +191,43 @@ def test_a_cross_encoder_reads_pairs_and_labels_texts(classifier: RunningServer)
     assert (labelled["num_classes"], labelled["label"]) == (1, "LABEL_0") and len(labelled["probs"]) == 1
 
 
-def test_the_wrong_kind_of_model_is_said(encoder: RunningServer, server: RunningServer) -> None:  # EM06
-    messages = [{"role": "user", "content": "A"}]
-    for path, fields in (
-        ("/v1/chat/completions", {"messages": messages}),
-        ("/v1/completions", {"prompt": "a"}),
+MESSAGES = [{"role": "user", "content": "A"}]
+GENERATING: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": MESSAGES},
+    "/v1/completions": {"prompt": "a"},
+    "/v1/responses": {"input": "a"},
+    "/v1/messages": {"messages": MESSAGES, "max_tokens": 4},
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", GENERATING)
+def test_em06_a_model_that_pools_generates_nothing(encoder: RunningServer, path: str, stream: bool) -> None:
+    before = vectors(encoder, TEXTS)
+    body = {"model": MODEL, **GENERATING[path], "stream": stream}
+    answer = encoder.client.post(path, json=body, timeout=SLACK_S)
+    assert answer.status_code in (400, 404) and "embed" in answer.json()["error"]["message"], answer.text
+    assert_is_unharmed(encoder, before)
+
+
+def test_em06_a_model_without_a_classifier_labels_nothing(encoder: RunningServer) -> None:
+    before = vectors(encoder, TEXTS)
+    answer = encoder.client.post("/classify", json={"model": MODEL, "input": "a"}, timeout=SLACK_S)
+    assert answer.status_code == 400 and "no classifier" in answer.json()["error"]["message"], answer.text
+    assert_is_unharmed(encoder, before)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/embeddings", {"input": "a"}),
+        ("/pooling", {"input": "a"}),
         ("/classify", {"input": "a"}),
-    ):
-        answer = encoder.client.post(path, json={"model": MODEL, **fields})
-        assert answer.status_code == 400 and answer.json()["error"]["message"], answer.text
-    for path, fields in (("/v1/embeddings", {"input": "a"}), ("/score", {"text_1": "a", "text_2": "b"})):
-        answer = server.client.post(path, json={"model": MODEL, **fields})
-        assert answer.status_code == 400 and "runner" in answer.json()["error"]["message"], answer.text
-    assert len(vectors(encoder, TEXTS)) == 2 and server.is_alive()
+        ("/score", {"text_1": "a", "text_2": "b"}),
+        ("/rerank", {"query": "a", "documents": ["b"]}),
+    ],
+)
+def test_em06_a_model_that_generates_pools_nothing(server: RunningServer, path: str, fields: dict[str, Any]) -> None:
+    answer = server.client.post(path, json={"model": MODEL, **fields}, timeout=SLACK_S)
+    assert answer.status_code == 400 and "runner" in answer.json()["error"]["message"], answer.text
+    assert server.is_alive()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
@@ -16,8 +19,46 @@ from octavo.words.kv_cache_spec import AttentionSpec
 from octavo.words.model_facts import ModelFacts
 
 
+@dataclass(frozen=True, kw_only=True)
+class Names:
+    """What a family calls its tensors, and what its classifier does to the first hidden state.
+
+    ``skipped`` are heads that guess words.
+    """
+
+    layer: str = "encoder.layer.{i}"
+    qkv: tuple[str, str, str] = ("attention.self.query", "attention.self.key", "attention.self.value")
+    out: str = "attention.output.dense"
+    attention_norm: str = "attention.output.LayerNorm"
+    up: str = "intermediate.dense"
+    down: str = "output.dense"
+    mlp_norm: str = "output.LayerNorm"
+    pooler: str = "pooler.dense"
+    classifier: str = "classifier"
+    skipped: tuple[str, ...] = ("cls",)
+    squash: Callable[[Tensor], Tensor] = torch.tanh
+
+
+NAMES = {
+    "bert": Names(),
+    "roberta": Names(pooler="classifier.dense", classifier="classifier.out_proj", skipped=("lm_head",)),
+    "distilbert": Names(
+        layer="transformer.layer.{i}",
+        qkv=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
+        out="attention.out_lin",
+        attention_norm="sa_layer_norm",
+        up="ffn.lin1",
+        down="ffn.lin2",
+        mlp_norm="output_layer_norm",
+        pooler="pre_classifier",
+        skipped=("vocab_transform", "vocab_layer_norm", "vocab_projector"),
+        squash=torch.relu,
+    ),
+}
+
+
 class BertModel(nn.Module):
-    """Post-norm encoder with learned positions (Devlin et al., 2018)."""
+    """Post-norm encoder with learned positions (Devlin et al., 2018); RoBERTa and DistilBERT are that too."""
 
     def __init__(self, facts: ModelFacts, options: ModelOptions) -> None:
         super().__init__()
@@ -27,17 +68,23 @@ class BertModel(nn.Module):
         self.kernels = options.kernels
         self.words = _table(facts.vocab_size, width, dtype)
         self.positions = _table(facts.num_positions, width, dtype)
-        self.token_types = _table(max(facts.num_token_types, 1), width, dtype)
+        if facts.num_token_types:
+            self.token_types = _table(facts.num_token_types, width, dtype)
+        else:
+            self.register_buffer("token_types", torch.zeros(1, width, dtype=dtype), persistent=False)
+        self.first_position = facts.first_position
         self.norm = _norm(facts, options)
         self.layers = nn.ModuleList(BertLayer(facts, options) for _ in range(facts.num_layers))
         if facts.num_labels:
             self.pooler = _linear(width, width, options)
             self.classifier = _linear(width, facts.num_labels, options)
-        self.weight_map = WeightMap(rules=_rules(facts), prefixes=(("bert.", ""),))
+        self.squash = NAMES[facts.architecture].squash
+        self.weight_map = WeightMap(rules=_rules(facts), prefixes=tuple((f"{name}.", "") for name in NAMES))
 
     def forward(self, token_ids: Tensor, positions: Tensor, ctx: ForwardContext) -> Tensor:
         """token_ids, positions: [T] int64 -> hidden states [T, hidden_size]."""
-        ids, tables = (token_ids, positions, ctx.token_types), (self.words, self.positions, self.token_types)
+        ids = (token_ids, positions, ctx.token_types)
+        tables = (self.words, self.positions[self.first_position :], self.token_types)
         x = self.kernels.embedding_layer_norm(ids, tables, self.norm.weight, self.norm.bias, self.norm.eps)
         for layer in self.layers:
             x = layer(x, ctx)
@@ -45,7 +92,7 @@ class BertModel(nn.Module):
 
     def classify(self, hidden: Tensor) -> Tensor:
         """hidden: [R, hidden_size], first rows of texts -> float32 [R, num_labels]."""
-        return self.classifier(torch.tanh(self.pooler(hidden))).float()
+        return self.classifier(self.squash(self.pooler(hidden))).float()
 
     def kv_cache_specs(self) -> dict[str, AttentionSpec]:
         """Nothing is kept."""
@@ -95,29 +142,30 @@ def _norm(facts: ModelFacts, options: ModelOptions) -> LayerNorm:
 
 
 def _rules(facts: ModelFacts) -> tuple[Rule, ...]:
-    layer, width = "encoder.layer.{i}", facts.hidden_size
+    names, width = NAMES[facts.architecture], facts.hidden_size
     rules: list[Rule] = [
         Rename("embeddings.word_embeddings.weight", "words"),
         Rename("embeddings.position_embeddings.weight", "positions"),
-        Rename("embeddings.token_type_embeddings.weight", "token_types"),
         Skip("embeddings.position_ids"),
-        Skip("cls.*"),
+        *(Skip(f"{head}.*") for head in names.skipped),
         *_norm_rules("embeddings.LayerNorm", "norm"),
-        *_norm_rules(f"{layer}.attention.output.LayerNorm", "layers.{i}.attention_norm"),
-        *_norm_rules(f"{layer}.output.LayerNorm", "layers.{i}.mlp_norm"),
+        *_norm_rules(f"{names.layer}.{names.attention_norm}", "layers.{i}.attention_norm"),
+        *_norm_rules(f"{names.layer}.{names.mlp_norm}", "layers.{i}.mlp_norm"),
     ]
+    if facts.num_token_types:
+        rules.append(Rename("embeddings.token_type_embeddings.weight", "token_types"))
     for kind in ("weight", "bias"):
-        parts = tuple((f"{layer}.attention.self.{name}.{kind}", width) for name in ("query", "key", "value"))
+        parts = tuple((f"{names.layer}.{name}.{kind}", width) for name in names.qkv)
         rules += [
             Stack(f"layers.{{i}}.qkv.{kind}", parts=parts),
-            Rename(f"{layer}.attention.output.dense.{kind}", f"layers.{{i}}.out.{kind}"),
-            Rename(f"{layer}.intermediate.dense.{kind}", f"layers.{{i}}.up.{kind}"),
-            Rename(f"{layer}.output.dense.{kind}", f"layers.{{i}}.down.{kind}"),
+            Rename(f"{names.layer}.{names.out}.{kind}", f"layers.{{i}}.out.{kind}"),
+            Rename(f"{names.layer}.{names.up}.{kind}", f"layers.{{i}}.up.{kind}"),
+            Rename(f"{names.layer}.{names.down}.{kind}", f"layers.{{i}}.down.{kind}"),
         ]
         if facts.num_labels:
             rules += [
-                Rename(f"pooler.dense.{kind}", f"pooler.{kind}"),
-                Rename(f"classifier.{kind}", f"classifier.{kind}"),
+                Rename(f"{names.pooler}.{kind}", f"pooler.{kind}"),
+                Rename(f"{names.classifier}.{kind}", f"classifier.{kind}"),
             ]
     return (*rules, *(() if facts.num_labels else (Skip("pooler.*"),)))
 

@@ -9,4 +9,6 @@ MODELS: dict[str, str] = {
     "qwen3": "octavo.device.models.qwen3:Qwen3ForCausalLM",
     "gemma3": "octavo.device.models.gemma3:Gemma3ForCausalLM",
     "bert": "octavo.device.models.bert:BertModel",
+    "roberta": "octavo.device.models.bert:BertModel",
+    "distilbert": "octavo.device.models.bert:BertModel",
 }

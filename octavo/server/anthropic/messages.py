@@ -45,7 +45,7 @@ class Messages:
         """Answer a request."""
         context = self._context
         body = await context.bodies.read(request, MessageRequest)
-        model = context.check_model(body.model)
+        model = context.check_generator(body.model)
         llm, adapter = context.llm, context.adapter_of(model)
         tools = message_tools(body)
         ids = await self._ids(body, tools)

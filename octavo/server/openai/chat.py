@@ -53,7 +53,7 @@ class ChatCompletions:
         """Answer a chat completion request."""
         context = self._context
         body = await context.bodies.read(request, ChatCompletionRequest)
-        model = context.check_model(body.model)
+        model = context.check_generator(body.model)
         llm, adapter = context.llm, context.adapter_of(model)
         check_unsupported(body)
         tools = chat_tools(body)

@@ -76,7 +76,7 @@ class Responses:
     async def _begin(self, body: ResponseRequest, messages: list[dict[str, Any]]) -> _Answer:
         """The answer to a conversation."""
         context = self._context
-        model = context.check_model(body.model)
+        model = context.check_generator(body.model)
         llm, adapter = context.llm, context.adapter_of(model)
         check_unsupported(body)
         tools = response_tools(body)

@@ -10,8 +10,10 @@ import pytest
 from octavo.control.structured_output.backends.llguidance import (
     MAX_GRAMMAR_BYTES,
     LLGuidanceBackend,
+    LLGuidanceGrammar,
     check_grammar,
 )
+from octavo.control.structured_output.demands import MAX_DEMANDED
 from octavo.words.errors import RequestError
 from octavo.words.structured_outputs import StructuredOutputParams
 from tests.control.structured_output.bytes_vocabulary import EOS, Bytes, allowed
@@ -303,6 +305,40 @@ def test_so08_huge_bounds_are_compiled_or_refused_soon_and_in_little_memory() ->
     assert all("16,384" in told[name][0] for name in refused)
     assert max(seconds for _, seconds, _ in told.values()) < 10, told  # five times what the case allows: no speed
     assert max(num_bytes for _, _, num_bytes in told.values()) < 200 << 20, told
+
+
+def walk(grammar: LLGuidanceGrammar, backend: LLGuidanceBackend, text: str) -> None:
+    """Byte by byte, with the mask before each, as tokens are sampled."""
+    row = np.zeros((1, backend.num_mask_words), dtype=np.int32)
+    for byte in text.encode():
+        grammar.fill(row, [])
+        assert row[0, byte // 32] >> byte % 32 & 1
+        assert grammar.accept([byte]), grammar.error
+
+
+@pytest.mark.parametrize("character", ["a", "\\n", "é"])
+@pytest.mark.parametrize(("least", "most", "length"), [(MAX_DEMANDED,) * 3, (0, 65_535, 18_000)])
+def test_a_long_text_whose_characters_are_counted_ends_properly(
+    backend: LLGuidanceBackend, character: str, least: int, most: int, length: int
+) -> None:
+    """An escape takes more of the matcher's states than any other character."""
+    schema = {"type": "string", "minLength": least, "maxLength": most}
+    grammar = backend.compile(StructuredOutputParams(json=schema))
+    walk(grammar, backend, '"' + character * (length - 1))
+    assert (ord('"') in allowed(grammar, backend)) == (length - 1 >= least)
+    walk(grammar, backend, character)
+    if length == most:
+        assert allowed(grammar, backend) == {ord('"')}
+    walk(grammar, backend, '"')
+    assert grammar.is_complete and grammar.error is None
+
+
+def test_a_counted_text_of_one_range_of_characters_may_have_65535(backend: LLGuidanceBackend) -> None:
+    grammar = backend.compile(StructuredOutputParams(regex="[a-z]{0,65535}"))
+    walk(grammar, backend, "a" * 65_534)
+    assert EOS in allowed(grammar, backend) and ord("a") in allowed(grammar, backend)
+    walk(grammar, backend, "z")
+    assert grammar.is_complete and grammar.error is None
 
 
 def test_exactly_one_constraint_is_taken() -> None:

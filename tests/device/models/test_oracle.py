@@ -50,7 +50,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return load_tiny_model(folder, kernels=kernels), [oracle_logits(theirs, tokens) for tokens in prompts(*LENGTHS)]
 
 
-ENCODERS = {"bert"}
+ENCODERS = {"bert", "roberta", "distilbert"}
 """Those that generate nothing: tests/e2e/test_pooling.py holds them to Transformers."""
 
 

@@ -22,6 +22,7 @@ from octavo.control.structured_output.choice_regex import choice_regex
 from octavo.control.structured_output.closing import LONGEST_END, JsonCloser, Row
 from octavo.control.structured_output.demands import (
     LEAST,
+    MAX_DEMANDED,
     MOST,
     MOST_COUNTED,
     NO_SCHEMAS,
@@ -43,8 +44,10 @@ MAX_NESTING = 64
 WHITESPACE = r"[ \n\r\t]{1,4}"
 """Between the parts of JSON unless asked otherwise. Bounded: a weak model would write blanks for ever."""
 
-LIMITS = LLParserLimits(max_lexer_states=70_000, verbose_errors=False)
-"""A counted text takes a state for each character: one of 65,535 fits, and a hostile expression ends soon enough."""
+STATES_PER_CHARACTER = 12
+"""Of a text that is counted: masks look at each way that its next character may begin, up to ten in JSON."""
+LIMITS = LLParserLimits(max_lexer_states=STATES_PER_CHARACTER * MAX_DEMANDED, verbose_errors=False)
+"""As much text as may be demanded fits, and a hostile expression ends soon enough: with some 100 MiB."""
 ALL_ALLOWED = -1
 ENCODED_CHARACTERS = 256
 """Of a text that must come, what a mask looks at: its first token is wanted, and that anew before each token."""
