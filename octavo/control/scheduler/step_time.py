@@ -86,8 +86,8 @@ class StepTimeModel:
         if load.num_prefill_tokens:
             decodes = self.decode_seconds(load.num_decode_tokens)
             if seconds < decodes:
-                # Else a wrong guess would keep prompts short, and with them beside the decodes no step would ever put it
-                # right. What is known of prompts is as likely to be wrong: both take their share of the surprise.
+                # Else a wrong guess would keep prompts short, and with them beside the decodes no step would ever put
+                # it right. What is known of prompts is as likely to be wrong: both take their share of the surprise.
                 decodes *= seconds / max(expected, decodes)
                 self._decodes.add(load.num_decode_tokens, decodes)
             num_tokens = load.num_prefill_tokens
