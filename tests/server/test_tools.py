@@ -17,6 +17,7 @@ from octavo.server.tool_use import tool_use
 from octavo.words.sampling_params import SamplingParams
 from octavo.words.structured_outputs import StructuredOutputParams
 from tests.server.conftest import CALL, CITY, MODEL, TOOL_TEMPLATE, RunningServer, serving, written
+from tests.server.spoken import Answer, Spoken, spoken
 
 CHAT = "/v1/chat/completions"
 WEATHER: Any = {"type": "function", "function": {"name": "weather", "parameters": CITY}}
@@ -213,6 +214,29 @@ def test_strict_is_refused_where_a_format_cannot_be_held_to_it() -> None:
     assert loose.applied_to(SamplingParams()).structured_outputs is None
 
 
+@pytest.mark.parametrize(
+    ("parser", "choice", "tools", "is_kept"),
+    [
+        ("mistral", "auto", [WEATHER["function"]], True),
+        ("deepseek", "auto", [WEATHER["function"]], True),
+        ("llama3_json", "auto", [WEATHER["function"]], True),
+        ("pythonic", "auto", [WEATHER["function"]], True),
+        ("harmony", "auto", [WEATHER["function"]], True),
+        ("harmony", "auto", [], True),  # thoughts are in its markup too
+        ("hermes", "auto", [WEATHER["function"]], False),
+        ("mistral", "auto", [], False),
+        ("mistral", "none", [WEATHER["function"]], False),
+        ("mistral", "required", [WEATHER["function"]], False),  # a JSON object alone
+    ],
+)
+def test_special_tokens_are_kept_where_the_markup_is_some(
+    parser: str, choice: str, tools: list[Any], is_kept: bool
+) -> None:
+    dialect = Dialect(Speaker(), ServerConfig(tool_call_parser=parser))
+    plan = AnswerPlan(dialect, tool_use(tools, choice, name=None, several=True), "")
+    assert plan.applied_to(SamplingParams()).skip_special_tokens is not is_kept
+
+
 def test_thoughts_are_told_from_content(server: RunningServer) -> None:  # TC11
     assert both(server, **written("<think>x</think>y"))[:2] == ("x", "y")
     thoughts, content, calls, _ = both(server, **written(f"<think>x</think>{CALL}"))
@@ -233,6 +257,38 @@ def test_a_grammar_waits_for_the_end_of_thoughts(server: RunningServer) -> None:
     fields: dict[str, Any] = {"tool_choice": "required", "max_tokens": 3}
     assert both(server, chat_template_kwargs={"thinking": True}, **fields)[0] == "?@A"
     assert both(server, chat_template_kwargs={"thinking": False}, **fields)[0] is None
+
+
+def test_every_format_is_read_in_one_piece_and_as_a_stream(format_server: tuple[Spoken, RunningServer]) -> None:
+    said, server = format_server
+    for text, answer in said.answers.items():
+        reasoning, content, calls, reason = both(server, **spoken(text))
+        assert Answer(reasoning or "", content or "", tuple(calls)) == answer, text
+        assert reason == ("tool_calls" if calls else "stop")
+
+
+def test_thoughts_are_told_without_tools_in_every_format(format_server: tuple[Spoken, RunningServer]) -> None:
+    said, server = format_server
+    for text, answer in said.answers.items():
+        if not answer.calls:
+            found = both(server, tools=None, **spoken(text))
+            assert (found[0] or "", found[1] or "", found[2:]) == (answer.reasoning, answer.content, ([], "stop"))
+
+
+def test_calls_that_must_come_hold_to_their_schema_in_every_format(
+    format_server: tuple[Spoken, RunningServer],
+) -> None:
+    said, server = format_server
+    fields: dict[str, Any] = {"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}
+    if not said.has_calls:
+        for held in (fields, {"tools": [{"type": "function", "function": STRICT}]}):
+            answer = server.client.post(CHAT, json=body_of(**held))
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
+            assert "--tool-call-parser none" in answer.json()["error"]["message"]
+        return
+    _, content, ((name, arguments),), reason = both(server, **fields)
+    assert (content, name, reason) == (None, "weather", "tool_calls")
+    assert json.loads(arguments)["city"] in ("Rome", "Zürich")
 
 
 class City(BaseModel):
