@@ -88,9 +88,9 @@ WRITTEN = {
 formats = pytest.mark.parametrize("name", WRITTEN)
 
 
-def read(name: str, text: str, cuts: Sequence[int] = ()) -> ParsedOutput:
+def read(name: str, text: str, cuts: Sequence[int] = (), *, forced: bool = False) -> ParsedOutput:
     """The text cut at some places, through a parser of its own."""
-    parser = tool_format(_format_name(name)).parser()
+    parser = tool_format(_format_name(name)).parser(forced=forced)
     output = ParsedOutput()
     for start, end in zip((0, *cuts), (*cuts, len(text)), strict=True):
         output.add(parser.feed(text[start:end]))
@@ -297,15 +297,6 @@ TOOLS = [
 ]
 
 
-@pytest.mark.parametrize("name", TOOL_FORMATS)
-def test_a_format_writes_rules_that_compile(name: str) -> None:
-    from octavo.control.structured_output.backends.llguidance import check_grammar
-    from octavo.words.structured_outputs import StructuredOutputParams
-
-    for several in (False, True):
-        check_grammar(StructuredOutputParams(grammar=tool_format(name).grammar(TOOLS, several=several)))
-
-
 EOS = "<eos>"
 MARKUP = (
     "<|python_tag|>",
@@ -329,6 +320,9 @@ class Bytes:
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if token_id < 256 else SPECIAL[token_id - 256].encode()
 
+    def encode(self, text: str, **_: Any) -> list[int]:
+        return list(text.encode())
+
 
 def held_to(grammar: str, text: str, special: Mapping[str, int] = IDS) -> str:
     """As much of a text as the rules let a model with one token per byte write, and the end if it may follow."""
@@ -345,6 +339,46 @@ def held_to(grammar: str, text: str, special: Mapping[str, int] = IDS) -> str:
 
 
 vocabularies = pytest.mark.parametrize("special", [IDS, {}], ids=["special tokens", "markup is text"])
+
+
+def objects(calls: Sequence[Call]) -> str:
+    return "; ".join(dumps({"name": n, "arguments": a}) for n, a in calls)
+
+
+FORCED = {**dict.fromkeys(TOOL_FORMATS, objects), "hermes": hermes, "llama3_json": llama}
+"""How calls are written that must come: where the markup is special tokens, as objects alone."""
+BRACES: Call = ("weather", {"city": 'R}]"; {\n</tool_call> 東京 🦙'})
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_a_call_that_must_come_holds_to_its_rules_and_is_read(name: str, several: bool) -> None:
+    grammar, write = tool_format(name).grammar(TOOLS, several=several), FORCED[name]
+    for calls in ([("now", {})], [BRACES], [("weather", {})], *([[BRACES, ("now", {}), BRACES]] if several else ())):
+        text = write(calls)
+        assert held_to(grammar, text) == text + EOS
+        whole = read(name, text, forced=True)
+        assert (calls_of(whole), whole.content, whole.reasoning) == (calls, None, None)
+        for cut in range(len(text) + 1):
+            assert read(name, text, [cut], forced=True) == whole, f"cut at {cut}"
+        assert read(name, text, range(1, len(text)), forced=True) == whole
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_a_call_that_must_come_cannot_be_anything_else(name: str, several: bool) -> None:
+    grammar, write = tool_format(name).grammar(TOOLS, several=several), FORCED[name]
+    right = write([("now", {})])
+    for before, begun in (([], ""), ([("now", {})], right)) if several else (([], ""),):
+        for wrong, at in ((("wind", {}), "ind"), (("weather", {"city": 7}), "7"), (("now", {"x": 1}), '"x')):
+            spoilt = write([*before, wrong])
+            assert held_to(grammar, spoilt) == spoilt[: spoilt.index(at, len(begun))]
+    assert held_to(grammar, right[:-1]) == right[:-1], "a call has an end"
+    assert held_to(grammar, "") == "" and held_to(grammar, "hi " + right) == "", "nothing else goes before it"
+    assert held_to(grammar, right + " hi").rstrip() in (right, right + ";"), "nor behind it"
+    if not several:
+        two = write([("now", {}), ("now", {})])
+        assert held_to(grammar, two) == right, "and it is one"
 
 
 def open_grammar(name: str, special: Mapping[str, int]) -> str:
