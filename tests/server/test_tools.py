@@ -314,3 +314,15 @@ def test_a_template_without_a_place_for_tools_is_told_of(succ: Path, tmp_path: P
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
         assert "chat template" in answer.json()["error"]["message"]
         assert both(server, tools=None, max_tokens=2)[:2] == ("BC", None)
+
+
+def test_qwen3_thinks_unless_the_template_closed_its_thoughts(succ: Path, tmp_path: Path) -> None:  # TC11
+    (tmp_path / "template.jinja").write_text(TOOL_TEMPLATE)
+    options = ("--reasoning-parser", "qwen3", "--chat-template", str(tmp_path / "template.jinja"))
+    with serving(succ, tmp_path / "log", *options) as server:
+        cut: dict[str, Any] = {"tools": None, "max_tokens": 3}
+        assert both(server, chat_template_kwargs={"enable_thinking": True}, **cut)[:2] == ("?@A", None)
+        assert both(server, chat_template_kwargs={"enable_thinking": False}, **cut)[:2] == (None, "?@A")
+        held = written("a <think> b </think> c")
+        told = both(server, tools=None, chat_template_kwargs={"enable_thinking": False}, **held)
+        assert told == (None, "a <think> b </think> c", [], "stop")
