@@ -1,4 +1,4 @@
-"""Asks a server what it is to know by instructor, in an environment of its own: prints each answer as a line of JSON."""
+"""Asks a server by instructor, in an environment of its own: prints each answer that it parsed as a line of JSON."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ DEEPSEEK_MARKUP = (
     "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>",
 )  # fmt: skip
 HARMONY_MARKUP = ("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|call|>", "<|return|>", "<|constrain|>")
-MISTRAL_MARKUP = ("[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]")
+MISTRAL_MARKUP = ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "[THINK]", "[/THINK]")
 LLAMA_MARKUP = ("<|python_tag|>", "<|python_start|>", "<|python_end|>")
 MARKUP = (*DEEPSEEK_MARKUP, *HARMONY_MARKUP, *MISTRAL_MARKUP, *LLAMA_MARKUP)
 TOKENS = {**SPECIAL_TOKENS, **{text: NUM_TEXT_TOKENS + index for index, text in enumerate(MARKUP)}}
@@ -88,7 +88,7 @@ SPOKEN = {
         "[TOOL_CALLS] [THINK]",
         {
             f"[THINK]hm[/THINK]hi [TOOL_CALLS][{_OBJECTS}]": _ALL,
-            f"[THINK]hm[/THINK]hi[TOOL_CALLS]now[ARGS]{{}}[TOOL_CALLS]weather[ARGS]{_CITY}": _ALL,
+            f"[THINK]hm[/THINK]hi[TOOL_CALLS]now[ARGS]{{}}[TOOL_CALLS]weather[CALL_ID]abcdefghi[ARGS]{_CITY}": _ALL,
             "[THINK]hm[/THINK]yes": _THOUGHT,
         },
     ),
