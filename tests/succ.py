@@ -59,14 +59,20 @@ def byte_characters() -> list[str]:
     return [characters[byte] for byte in range(256)]
 
 
-def make_succ(folder: Path, *, second_after: Mapping[int, int] = _SECOND_AFTER) -> Path:
+def make_succ(
+    folder: Path,
+    *,
+    second_after: Mapping[int, int] = _SECOND_AFTER,
+    special_tokens: Mapping[str, int] = SPECIAL_TOKENS,
+) -> Path:
     """Write the checkpoint (about 2 MB) into ``folder``, made if missing, and return the folder.
 
     ``second_after`` gives second choices; with ``ENDS_STRINGS`` texts in JSON end with the alphabet.
+    ``special_tokens`` are the three and, in the padding rows, as many others as a test needs.
     """
     folder.mkdir(parents=True, exist_ok=True)
     save_file(_weights(second_after), folder / "model.safetensors", metadata={"format": "pt"})
-    for name, content in _json_files().items():
+    for name, content in _json_files(special_tokens).items():
         (folder / name).write_text(json.dumps(content, indent=1, ensure_ascii=False), encoding="utf-8")
     return folder
 
@@ -107,11 +113,11 @@ def _weights(second_after: Mapping[int, int]) -> dict[str, Array]:
     return weights
 
 
-def _json_files() -> dict[str, dict[str, Any]]:
+def _json_files(special_tokens: Mapping[str, int]) -> dict[str, dict[str, Any]]:
     return {
         "config.json": _config(),
         "generation_config.json": {"bos_token_id": BOS, "eos_token_id": [EOS, EOT]},
-        "tokenizer.json": _tokenizer(),
+        "tokenizer.json": _tokenizer(special_tokens),
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "add_bos_token": False,
@@ -149,14 +155,14 @@ def _config() -> dict[str, Any]:
     }
 
 
-def _tokenizer() -> dict[str, Any]:
+def _tokenizer(special_tokens: Mapping[str, int]) -> dict[str, Any]:
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     vocab = {character: byte for byte, character in enumerate(byte_characters())}
     return {
         "version": "1.0",
-        "added_tokens": [{"id": token_id, "content": text, **flags} for text, token_id in SPECIAL_TOKENS.items()],
+        "added_tokens": [{"id": token_id, "content": text, **flags} for text, token_id in special_tokens.items()],
         "pre_tokenizer": byte_level,
         "decoder": byte_level,
-        "model": {"type": "BPE", "vocab": vocab | SPECIAL_TOKENS, "merges": []},
+        "model": {"type": "BPE", "vocab": {**vocab, **special_tokens}, "merges": []},
     }

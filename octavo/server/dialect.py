@@ -135,12 +135,16 @@ class Dialect:
         if self.tool_format is None or not self.tool_format.reads_thoughts:
             self.style = _chosen(config.reasoning_parser, reasoning_style, style_of_template, template)
         self._thinks_unasked = config.reasoning_parser != AUTO
+        self._looks_for_calls = config.tool_call_parser != NONE
         self._shows_tools = "tools" in (template or "")
         self.special_tokens = {tokenizer.convert_id_to_token(each): each for each in tokenizer.special_ids}
         self.thinks_in_special_tokens = self.style is not None and self.style.end in self.special_tokens
 
     def check(self, tools: ToolUse) -> None:
-        """Raise ApiError where the model cannot be shown tools, or nobody knows how it calls them."""
+        """Raise ApiError where the model cannot be shown tools, or nobody knows how it calls them.
+
+        A server that was told to look for no calls need not know, as long as none must come or hold to a schema.
+        """
         if not tools.tools:
             return
         if not self._shows_tools:
@@ -150,11 +154,20 @@ class Dialect:
                 "--chat-template that has.",
                 param="tools",
             )
-        if self.tool_format is None:
+        if self.tool_format is not None:
+            return
+        if self._looks_for_calls:
             raise ApiError(
                 400,
                 "the chat template does not tell how this model writes calls: start the server with "
                 "--tool-call-parser.",
+                param="tools",
+            )
+        if tools.is_forced or tools.strict_tools:
+            raise ApiError(
+                400,
+                "this server runs with --tool-call-parser none, so calls cannot be held to a shape: set tool_choice to "
+                "auto, and leave out strict.",
                 param="tools",
             )
 

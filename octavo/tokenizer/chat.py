@@ -154,21 +154,20 @@ def _check_message(message: object, where: str, keeps_developer: bool) -> Messag
         raise RequestError(f"{where}.role must be a non-empty string.", param="messages")
     checked: Message = {k: v for k, v in check_plain(message, where).items() if v is not None}
     checked["role"] = "system" if role == "developer" and not keeps_developer else role
-    content = _check_content(message.get("content"), checked, where)
-    if content is not None:
-        checked["content"] = content
+    checked["content"] = _check_content(message.get("content"), checked, where)
     if "tool_calls" in checked:
         checked["tool_calls"] = _check_tool_calls(checked["tool_calls"], f"{where}.tool_calls")
     return _with_reasoning_names(checked)
 
 
-def _check_content(content: object, message: Mapping[str, Any], where: str) -> str | None:
+def _check_content(content: object, message: Mapping[str, Any], where: str) -> str:
+    """The text; an empty one beside calls or thoughts alone: many templates fail on none, and none on that."""
     if isinstance(content, str):
         return content
     if isinstance(content, list | tuple) and content:
         return "\n".join(_check_part(part, f"{where}.content[{i}]") for i, part in enumerate(content))
     if content is None and message["role"] == "assistant" and any(message.get(name) for name in _STANDS_FOR_CONTENT):
-        return None
+        return ""
     raise RequestError(f"{where}.content must be text or a non-empty list of text parts.", param="messages")
 
 

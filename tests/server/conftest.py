@@ -18,6 +18,7 @@ import httpx
 import openai
 import pytest
 
+from tests.server.spoken import SPOKEN, TOKENS, Spoken
 from tests.succ import ENDS_STRINGS, make_succ
 from tests.waiting import soon
 
@@ -179,3 +180,17 @@ def serving_tools(folder: Path, *options: str) -> contextlib.AbstractContextMana
         "--max-model-len", "4096",
     )  # fmt: skip
     return serving(make_succ(folder / "succ", second_after=ENDS_STRINGS), folder / "log", *own, *options)
+
+
+@pytest.fixture(scope="session", params=SPOKEN)
+def format_server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Spoken, RunningServer]]:
+    """A server of a model that writes calls in this format, with markup that is special tokens."""
+    spoken: Spoken = SPOKEN[request.param]
+    folder = tmp_path_factory.mktemp("format")
+    (folder / "template.jinja").write_text(spoken.template)
+    model = make_succ(folder / "succ", second_after=ENDS_STRINGS, special_tokens=TOKENS)
+    options = ("--chat-template", str(folder / "template.jinja"), *spoken.options)
+    with serving(model, folder / "log", *options) as server:
+        yield spoken, server

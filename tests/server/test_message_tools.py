@@ -13,6 +13,7 @@ import pytest
 from tests.own_logits_processors import WRONG_CALL
 from tests.schemas import is_valid
 from tests.server.conftest import CALL, CITY, FORECAST, MODEL, RunningServer
+from tests.server.spoken import Answer, Spoken, spoken
 
 WEATHER: Any = {"name": "weather", "description": "?", "input_schema": CITY}
 NOW: Any = {"name": "now", "input_schema": {"type": "object"}}
@@ -61,6 +62,29 @@ def test_thoughts_text_and_calls_are_blocks_in_their_order(client: anthropic.Ant
     assert one.type == "tool_use" and other.type == "tool_use"
     assert (one.name, one.input, message.stop_reason) == ("now", {}, "tool_use")
     assert one.id.startswith("toolu_") and one.id != other.id
+
+
+def test_every_format_is_read_in_one_piece_and_as_a_stream(format_server: tuple[Spoken, RunningServer]) -> None:
+    said, server = format_server
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=60) as client:
+        for text, answer in said.answers.items():
+            message = both(client, extra_body=spoken(text))
+            thoughts = "".join(block.thinking for block in message.content if block.type == "thinking")
+            content = "".join(block.text for block in message.content if block.type == "text")
+            calls = [(block.name, json.dumps(block.input)) for block in message.content if block.type == "tool_use"]
+            assert Answer(thoughts, content, tuple(calls)) == answer, text
+            assert message.stop_reason == ("tool_use" if calls else "end_turn")
+
+
+def test_calls_that_must_come_hold_to_their_schema_in_every_format(
+    format_server: tuple[Spoken, RunningServer],
+) -> None:
+    said, server = format_server
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=60) as client:
+        for choice in ({"type": "any", "disable_parallel_tool_use": True}, NAMED) if said.has_calls else ():
+            (call,) = both(client, tool_choice=choice, tools=[WEATHER]).content
+            assert call.type == "tool_use" and call.name == "weather"
+            assert call.input["city"] in ("Rome", "Zürich")
 
 
 def test_events_of_blocks_come_in_order(client: anthropic.Anthropic) -> None:  # OA15

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from tests.own_logits_processors import WRONG_CALL
 from tests.schemas import is_valid
 from tests.server.conftest import CALL, CITY, FORECAST, MODEL, RunningServer, written
+from tests.server.spoken import Answer, Spoken, spoken
 
 WEATHER: dict[str, Any] = {"type": "function", "name": "weather", "description": "?", "parameters": CITY}
 NOW: dict[str, Any] = {"type": "function", "name": "now"}
@@ -63,6 +64,26 @@ def test_thoughts_text_and_calls_are_items_in_their_order(tool_server: RunningSe
     assert items[1]["content"][0]["text"] == "y"
     assert [(item["name"], item["arguments"]) for item in items[2:]] == [("now", "{}")] * 2
     assert len({item["call_id"] for item in items[2:]}) == 2
+
+
+def test_every_format_is_read_in_one_piece_and_as_a_stream(format_server: tuple[Spoken, RunningServer]) -> None:
+    said, server = format_server
+    for text, answer in said.answers.items():
+        items, status = both(server, **spoken(text))
+        texts = {item["type"]: item["content"][0]["text"] for item in items if "content" in item}
+        calls = tuple((item["name"], item["arguments"]) for item in items if item["type"] == "function_call")
+        assert Answer(texts.get("reasoning", ""), texts.get("message", ""), calls) == answer, text
+        assert (len(items), status) == (len(texts) + len(calls), "completed")
+
+
+def test_calls_that_must_come_hold_to_their_schema_in_every_format(
+    format_server: tuple[Spoken, RunningServer],
+) -> None:
+    said, server = format_server
+    for choice in ("required", NAMED) if said.has_calls else ():
+        (call,), _ = both(server, tool_choice=choice, tools=[WEATHER], parallel_tool_calls=False)
+        assert (call["type"], call["name"]) == ("function_call", "weather")
+        assert json.loads(call["arguments"])["city"] in ("Rome", "Zürich")
 
 
 def test_events_of_a_call_and_of_thoughts_come_in_order(tool_server: RunningServer) -> None:

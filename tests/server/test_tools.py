@@ -32,6 +32,7 @@ from tests.server.conftest import (
     serving_tools,
     written,
 )
+from tests.server.spoken import Answer, Spoken, spoken
 
 CHAT = "/v1/chat/completions"
 WEATHER: Any = {"type": "function", "function": {"name": "weather", "parameters": CITY}}
@@ -292,6 +293,29 @@ def test_strict_is_refused_where_a_format_cannot_be_held_to_it() -> None:
     assert loose.applied_to(SamplingParams()).structured_outputs is None
 
 
+@pytest.mark.parametrize(
+    ("parser", "choice", "tools", "is_kept"),
+    [
+        ("mistral", "auto", [WEATHER["function"]], True),
+        ("deepseek", "auto", [WEATHER["function"]], True),
+        ("llama3_json", "auto", [WEATHER["function"]], True),
+        ("pythonic", "auto", [WEATHER["function"]], True),
+        ("harmony", "auto", [WEATHER["function"]], True),
+        ("harmony", "auto", [], True),  # thoughts are in its markup too
+        ("hermes", "auto", [WEATHER["function"]], False),
+        ("mistral", "auto", [], False),
+        ("mistral", "none", [WEATHER["function"]], False),
+        ("mistral", "required", [WEATHER["function"]], False),  # a JSON object alone
+    ],
+)
+def test_special_tokens_are_kept_where_the_markup_is_some(
+    parser: str, choice: str, tools: list[Any], is_kept: bool
+) -> None:
+    dialect = Dialect(Speaker(), ServerConfig(tool_call_parser=parser))
+    plan = AnswerPlan(dialect, tool_use(tools, choice, name=None, several=True), "")
+    assert plan.applied_to(SamplingParams()).skip_special_tokens is not is_kept
+
+
 def test_thoughts_are_told_from_content(server: RunningServer) -> None:  # TC11
     assert both(server, **written("<think>x</think>y"))[:2] == ("x", "y")
     thoughts, content, calls, _ = both(server, **written(f"<think>x</think>{CALL}"))
@@ -370,6 +394,38 @@ def drafted(server: RunningServer, **fields: Any) -> Any:
     return found
 
 
+def test_every_format_is_read_in_one_piece_and_as_a_stream(format_server: tuple[Spoken, RunningServer]) -> None:
+    said, server = format_server
+    for text, answer in said.answers.items():
+        reasoning, content, calls, reason = both(server, **spoken(text))
+        assert Answer(reasoning or "", content or "", tuple(calls)) == answer, text
+        assert reason == ("tool_calls" if calls else "stop")
+
+
+def test_thoughts_are_told_without_tools_in_every_format(format_server: tuple[Spoken, RunningServer]) -> None:
+    said, server = format_server
+    for text, answer in said.answers.items():
+        if not answer.calls:
+            found = both(server, tools=None, **spoken(text))
+            assert (found[0] or "", found[1] or "", found[2:]) == (answer.reasoning, answer.content, ([], "stop"))
+
+
+def test_calls_that_must_come_hold_to_their_schema_in_every_format(
+    format_server: tuple[Spoken, RunningServer],
+) -> None:
+    said, server = format_server
+    fields: dict[str, Any] = {"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}
+    if not said.has_calls:
+        for held in (fields, {"tools": [{"type": "function", "function": STRICT}]}):
+            answer = server.client.post(CHAT, json=body_of(**held))
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
+            assert "--tool-call-parser none" in answer.json()["error"]["message"]
+        return
+    _, content, ((name, arguments),), reason = both(server, **fields)
+    assert (content, name, reason) == (None, "weather", "tool_calls")
+    assert json.loads(arguments)["city"] in ("Rome", "Zürich")
+
+
 class City(BaseModel):
     city: int
 
@@ -393,3 +449,15 @@ def test_a_template_without_a_place_for_tools_is_told_of(succ: Path, tmp_path: P
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
         assert "chat template" in answer.json()["error"]["message"]
         assert both(server, tools=None, max_tokens=2)[:2] == ("BC", None)
+
+
+def test_qwen3_thinks_unless_the_template_closed_its_thoughts(succ: Path, tmp_path: Path) -> None:  # TC11
+    (tmp_path / "template.jinja").write_text(TOOL_TEMPLATE)
+    options = ("--reasoning-parser", "qwen3", "--chat-template", str(tmp_path / "template.jinja"))
+    with serving(succ, tmp_path / "log", *options) as server:
+        cut: dict[str, Any] = {"tools": None, "max_tokens": 3}
+        assert both(server, chat_template_kwargs={"enable_thinking": True}, **cut)[:2] == ("?@A", None)
+        assert both(server, chat_template_kwargs={"enable_thinking": False}, **cut)[:2] == (None, "?@A")
+        held = written("a <think> b </think> c")
+        told = both(server, tools=None, chat_template_kwargs={"enable_thinking": False}, **held)
+        assert told == (None, "a <think> b </think> c", [], "stop")

@@ -186,3 +186,20 @@ def test_what_cannot_be_continued_is_refused(tokenizer: Tokenizer) -> None:
         tokenizer.with_chat_template("nothing").apply_chat_template(answer, **CONTINUE)
     with pytest.raises(RequestError, match="tools"):
         tokenizer.apply_chat_template(answer, tools="x")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [THINKING, "{% for m in messages %}{{ m.role + m.content }}{% endfor %}", "{{ messages[1].content is string }}"],
+)
+@pytest.mark.parametrize("nothing", [{"content": None}, {}], ids=["null", "absent"])
+def test_a_call_without_content_has_an_empty_one_for_templates_that_take_a_text(
+    succ_tokenizer: Tokenizer, template: str, nothing: dict[str, Any]
+) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    asked = {"role": "user", "content": "a"}
+    tokenizer = succ_tokenizer.with_chat_template(template)
+    expected = tokenizer.render_chat_template([asked, {"role": "assistant", "content": "", "tool_calls": [call]}])
+    for stands_for_it in ({"tool_calls": [call]}, {"reasoning_content": "x"}):
+        messages = [asked, {"role": "assistant", **nothing, **stands_for_it}]
+        assert tokenizer.render_chat_template(messages) == expected

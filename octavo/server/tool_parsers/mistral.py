@@ -1,4 +1,7 @@
-"""Calls as Mistral writes them: [TOOL_CALLS][{"name": ..., "arguments": {...}}], or [TOOL_CALLS]name[ARGS]{...}."""
+"""Calls as Mistral writes them: [TOOL_CALLS][{"name": ..., "arguments": {...}}], or [TOOL_CALLS]name[ARGS]{...}.
+
+Behind the name an id of the call may stand: [TOOL_CALLS]name[CALL_ID]abcdefghi[ARGS]{...}.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ from octavo.server.tool_parsers.special_token_format import SpecialTokenFormat
 from octavo.server.tool_parsers.tool_format import Tool, quoted
 
 TOOL_CALLS = "[TOOL_CALLS]"
+CALL_ID = "[CALL_ID]"
 ARGS = "[ARGS]"
 MAX_NAME = 256
 """Characters between the marker and the arguments; what goes on for longer is no call."""
@@ -90,7 +94,7 @@ class MistralParser:
         self._held += before
         if not brace and len(self._held) <= MAX_NAME:
             return ""
-        name = self._held.partition(TOOL_CALLS)[2].removesuffix(ARGS).strip()
+        name = self._held.partition(TOOL_CALLS)[2].removesuffix(ARGS).partition(CALL_ID)[0].strip()
         if not name or len(self._held) > MAX_NAME or any(character in BLANK for character in name):
             self._say(self._held)
             self._held, self._state = "", self._in_content
@@ -118,7 +122,8 @@ class MistralParser:
 def _open_rules(tools: Sequence[Tool], special: Mapping[str, int]) -> str | None:
     """By name only where the vocabulary has a token for that."""
     mark, args = marker(TOOL_CALLS, special), marker(ARGS, special)
-    named = [f"{quoted(tool['name'])} {args} arguments_{index}" for index, tool in enumerate(tools)]
+    call_id = f"({marker(CALL_ID, special)} ID)? " if CALL_ID in special else ""
+    named = [f"{quoted(tool['name'])} {call_id}{args} arguments_{index}" for index, tool in enumerate(tools)]
     by_name = f" | named ({mark} named)*" if ARGS in special else ""
     return (
         f'start: TEXT | begin (" "? "[" object (", " object)* "]"{by_name})\n'
@@ -126,6 +131,7 @@ def _open_rules(tools: Sequence[Tool], special: Mapping[str, int]) -> str | None
         + text_without("TEXT", [TOOL_CALLS])
         + object_rules(tools)
         + (one_of("named", named) + arguments_rules(tools) if by_name else "")
+        + ("ID: /[A-Za-z0-9]{1,64}/\n" if by_name and call_id else "")
     )
 
 

@@ -1,4 +1,7 @@
-"""Calls as a Python list of function calls and nothing else, as Llama 4 writes them: [weather(city="Rome"), now()]."""
+"""Calls as a Python list of function calls and nothing else: [weather(city="Rome"), now()].
+
+Templates tell Llama 3.2, Llama 4 and Gemma 3 to write so. JSON's words (true, false, null) are read too.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from octavo.server.tool_parsers.tool_format import Tool
 
 MAX_CHARACTERS = 64 << 10
 """A longer answer is content: Python's own parser is used, and it should not be given books."""
+JSON_WORDS = {"true": True, "false": False, "null": None}
 PYTHON_TAGS = ("<|python_start|>", "<|python_end|>", "<|python_tag|>")
 
 
@@ -72,13 +76,20 @@ def _calls(text: str) -> list[tuple[str, dict[str, Any]]] | None:
 def _call(node: ast.expr) -> tuple[str, dict[str, Any]]:
     if not isinstance(node, ast.Call) or node.args or any(keyword.arg is None for keyword in node.keywords):
         raise ValueError("not a call by names")
-    arguments = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
+    arguments = {str(keyword.arg): ast.literal_eval(_PythonWords().visit(keyword.value)) for keyword in node.keywords}
     json.dumps(arguments)
     return ast.unparse(node.func), arguments
+
+
+class _PythonWords(ast.NodeTransformer):
+    """JSON's words become Python's."""
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(JSON_WORDS[node.id]) if node.id in JSON_WORDS else node
 
 
 def _open_rules(tools: Sequence[Tool], special: Mapping[str, int]) -> str | None:
     return pythonic_rules(tools, PYTHON_TAGS[:2], special)
 
 
-PYTHONIC = SpecialTokenFormat("pythonic", ("[func_name1(params_name1=params_value1",), PythonicParser, _open_rules)
+PYTHONIC = SpecialTokenFormat("pythonic", ("[func_name1(param",), PythonicParser, _open_rules)

@@ -7,14 +7,17 @@ import json
 import random
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from octavo.server.output_events import Chain, OutputParser
+from octavo.server.reasoning_parsers.think import parser_of_style
 from octavo.server.tool_parsers.table import TOOL_FORMATS, format_of_template, tool_format
+from octavo.tokenizer.reasoning_style import REASONING_STYLES, reasoning_style, style_of_template
 from octavo.words.errors import ConfigError
 from tests.server.parsed_output import ParsedOutput, parse
 
@@ -53,6 +56,10 @@ def mistral_by_name(calls: Sequence[Call]) -> str:
     return "".join(f"[TOOL_CALLS]{n}[ARGS]{dumps(a)}" for n, a in calls)
 
 
+def mistral_with_ids(calls: Sequence[Call]) -> str:
+    return "".join(f"[TOOL_CALLS]{n}[CALL_ID]abcdefgh{i}[ARGS]{dumps(a)}" for i, (n, a) in enumerate(calls))
+
+
 def deepseek(calls: Sequence[Call]) -> str:
     inner = "\n".join(
         f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{n}\n```json\n{dumps(a)}\n```<｜tool▁call▁end｜>" for n, a in calls
@@ -80,6 +87,7 @@ WRITTEN = {
     "llama3_json": Written(llama, around=False, lone='{"name'),
     "mistral": Written(mistral, lone="[TOOL_CALLS]["),
     "mistral by name": Written(mistral_by_name, lone="[TOOL_CALLS]na"),
+    "mistral with ids": Written(mistral_with_ids, lone="[TOOL_CALLS]na[CALL_ID]a"),
     "deepseek": Written(deepseek, lone="<｜tool▁call▁begin｜>fun"),
     "deepseek 3.1": Written(deepseek_31, lone="<｜tool▁call"),
     "harmony": Written(harmony, lone="<|chan"),
@@ -88,9 +96,13 @@ WRITTEN = {
 formats = pytest.mark.parametrize("name", WRITTEN)
 
 
-def read(name: str, text: str, cuts: Sequence[int] = ()) -> ParsedOutput:
+def read(name: str, text: str, cuts: Sequence[int] = (), *, forced: bool = False) -> ParsedOutput:
     """The text cut at some places, through a parser of its own."""
-    parser = tool_format(_format_name(name)).parser()
+    return read_by(tool_format(_format_name(name)).parser(forced=forced), text, cuts)
+
+
+def read_by(parser: OutputParser, text: str, cuts: Sequence[int] = ()) -> ParsedOutput:
+    """The text cut at some places, through this parser."""
     output = ParsedOutput()
     for start, end in zip((0, *cuts), (*cuts, len(text)), strict=True):
         output.add(parser.feed(text[start:end]))
@@ -99,7 +111,7 @@ def read(name: str, text: str, cuts: Sequence[int] = ()) -> ParsedOutput:
 
 
 def _format_name(name: str) -> str:
-    return name.removesuffix(" by name").removesuffix(" 3.1")
+    return name.split(" ")[0]
 
 
 def calls_of(output: ParsedOutput) -> list[Call]:
@@ -207,22 +219,73 @@ def test_tc10_hostile_text_takes_linear_time_and_loses_nothing(name: str) -> Non
 
 
 RENDERED = json.loads((Path(__file__).parent / "rendered_calls.json").read_text())
-"""Calls, and the turns that the models' own chat templates write of them, without the token that ends a turn."""
+"""Answers, and the turns that models' own chat templates write of them (``scripts/render_calls.py``)."""
+TOLD_BY_A_FLAG = {"vLLM's Llama 4, JSON"}
+"""Templates without a mark of their format."""
+STYLES = {
+    "Qwen/Qwen3-0.6B": "think",
+    "Qwen/QwQ-32B": "think",
+    "deepseek-ai/DeepSeek-V3.1": "think",
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B": "think",
+    "mistralai/Ministral-3-14B-Reasoning-2512": "mistral",
+}
+models = pytest.mark.parametrize("model", RENDERED["rendered"])
 
 
-@pytest.mark.parametrize("model", RENDERED["rendered"])
+def parser_of(model: str) -> OutputParser:
+    """As a server with this model's template reads answers."""
+    calls = tool_format(RENDERED["rendered"][model]["format"]).parser()
+    return Chain(parser_of_style(reasoning_style(STYLES[model]), ""), calls) if model in STYLES else calls
+
+
+def groupings(text: str, number: int = 100) -> Iterator[list[int]]:
+    """Random places to cut a text at."""
+    random_numbers = random.Random(text)
+    for _ in range(number):
+        yield sorted(random_numbers.sample(range(len(text)), random_numbers.randint(1, min(30, len(text)))))
+
+
+@models
 def test_what_a_models_own_template_writes_is_read_in_every_cut(model: str) -> None:
     rendered = RENDERED["rendered"][model]
-    for example, turn in rendered["turns"].items():
-        whole = read(rendered["format"], turn)
-        assert calls_of(whole) == [tuple(call) for call in RENDERED["calls"][example]]
-        assert whole.content is None
-        for cut in range(len(turn) + 1):
-            assert read(rendered["format"], turn, [cut]) == whole, f"cut at {cut}"
+    for name, turn in rendered["turns"].items():
+        example = RENDERED["examples"][name]
+        whole = read_by(parser_of(model), turn)
+        if name == "text before" and not WRITTEN[rendered["format"]].around:
+            assert (whole.content, whole.calls) == (turn, []), "an answer of this format is calls or content"
+        else:
+            said = ((whole.reasoning or "").strip(), (whole.content or "").strip(), calls_of(whole))
+            calls = [tuple(call) for call in example.get("calls", ())]
+            assert said == (example.get("reasoning", ""), example.get("content", ""), calls), name
+        for cuts in (*([cut] for cut in range(len(turn) + 1)), range(1, len(turn)), *groupings(turn)):
+            assert read_by(parser_of(model), turn, cuts) == whole, f"{name} cut at {cuts}"
 
 
-def test_every_format_is_written_by_some_models_template() -> None:
-    assert {each["format"] for each in RENDERED["rendered"].values()} == set(TOOL_FORMATS)
+def test_every_format_is_written_by_some_models_template_in_several_ways() -> None:
+    """What a format's templates cannot say stands beside them with the reason."""
+    said: dict[str, set[str]] = {name: set() for name in TOOL_FORMATS}
+    for each in RENDERED["rendered"].values():
+        assert each["turns"].keys() | each["cannot"].keys() == RENDERED["examples"].keys() and all(
+            each["cannot"].values()
+        )
+        said[each["format"]] |= each["turns"].keys()
+    assert {name for name, examples in said.items() if len(examples) < 10} == set(), "ten behaviours of each"
+
+
+@models
+def test_a_models_own_template_tells_its_format_and_its_style(model: str) -> None:
+    """A fixture has those marks of all formats and styles that the template has."""
+    rendered = RENDERED["rendered"][model]
+    template = " ".join(rendered["marks"])
+    told, style = format_of_template(template), style_of_template(template)
+    assert (None if told is None else told.name) == (None if model in TOLD_BY_A_FLAG else rendered["format"])
+    assert (None if style is None else style.name) == STYLES.get(model)
+
+
+def test_fixtures_were_looked_through_for_all_marks() -> None:
+    marks = {mark for name in TOOL_FORMATS for mark in tool_format(name).template_marks}
+    tags = {tag for style in REASONING_STYLES.values() for tag in (style.begin, style.end)}
+    assert set(RENDERED["marks"]) == marks | tags, "run scripts/render_calls.py again"
 
 
 def test_tc04_a_call_without_arguments_has_none() -> None:
@@ -297,19 +360,11 @@ TOOLS = [
 ]
 
 
-@pytest.mark.parametrize("name", TOOL_FORMATS)
-def test_a_format_writes_rules_that_compile(name: str) -> None:
-    from octavo.control.structured_output.backends.llguidance import check_grammar
-    from octavo.words.structured_outputs import StructuredOutputParams
-
-    for several in (False, True):
-        check_grammar(StructuredOutputParams(grammar=tool_format(name).grammar(TOOLS, several=several)))
-
-
 EOS = "<eos>"
 MARKUP = (
     "<|python_tag|>",
     "[TOOL_CALLS]",
+    "[CALL_ID]",
     "[ARGS]",
     "<｜tool▁calls▁begin｜>",
     "<｜tool▁calls▁end｜>",
@@ -329,6 +384,9 @@ class Bytes:
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if token_id < 256 else SPECIAL[token_id - 256].encode()
 
+    def encode(self, text: str, **_: Any) -> list[int]:
+        return list(text.encode())
+
 
 def held_to(grammar: str, text: str, special: Mapping[str, int] = IDS) -> str:
     """As much of a text as the rules let a model with one token per byte write, and the end if it may follow."""
@@ -347,9 +405,49 @@ def held_to(grammar: str, text: str, special: Mapping[str, int] = IDS) -> str:
 vocabularies = pytest.mark.parametrize("special", [IDS, {}], ids=["special tokens", "markup is text"])
 
 
+def objects(calls: Sequence[Call]) -> str:
+    return "; ".join(dumps({"name": n, "arguments": a}) for n, a in calls)
+
+
+FORCED = {**dict.fromkeys(TOOL_FORMATS, objects), "hermes": hermes, "llama3_json": llama}
+"""How calls are written that must come: where the markup is special tokens, as objects alone."""
+BRACES: Call = ("weather", {"city": 'R}]"; {\n</tool_call> 東京 🦙'})
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_a_call_that_must_come_holds_to_its_rules_and_is_read(name: str, several: bool) -> None:
+    grammar, write = tool_format(name).grammar(TOOLS, several=several), FORCED[name]
+    for calls in ([("now", {})], [BRACES], [("weather", {})], *([[BRACES, ("now", {}), BRACES]] if several else ())):
+        text = write(calls)
+        assert held_to(grammar, text) == text + EOS
+        whole = read(name, text, forced=True)
+        assert (calls_of(whole), whole.content, whole.reasoning) == (calls, None, None)
+        for cut in range(len(text) + 1):
+            assert read(name, text, [cut], forced=True) == whole, f"cut at {cut}"
+        assert read(name, text, range(1, len(text)), forced=True) == whole
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_a_call_that_must_come_cannot_be_anything_else(name: str, several: bool) -> None:
+    grammar, write = tool_format(name).grammar(TOOLS, several=several), FORCED[name]
+    right = write([("now", {})])
+    for before, begun in (([], ""), ([("now", {})], right)) if several else (([], ""),):
+        for wrong, at in ((("wind", {}), "ind"), (("weather", {"city": 7}), "7"), (("now", {"x": 1}), '"x')):
+            spoilt = write([*before, wrong])
+            assert held_to(grammar, spoilt) == spoilt[: spoilt.index(at, len(begun))]
+    assert held_to(grammar, right[:-1]) == right[:-1], "a call has an end"
+    assert held_to(grammar, "") == "" and held_to(grammar, "hi " + right) == "", "nothing else goes before it"
+    assert held_to(grammar, right + " hi").rstrip() in (right, right + ";"), "nor behind it"
+    if not several:
+        two = write([("now", {}), ("now", {})])
+        assert held_to(grammar, two) == right, "and it is one"
+
+
 def open_grammar(name: str, special: Mapping[str, int]) -> str:
     grammar = tool_format(_format_name(name)).open_grammar(TOOLS, special)
-    if grammar is None or (name == "mistral by name" and not special):
+    if grammar is None or (name.startswith("mistral ") and not special):
         pytest.skip("this markup is always special tokens")
     return grammar
 
