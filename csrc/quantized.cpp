@@ -25,6 +25,7 @@ KernelCounter counters[kNumWeightFormats] = {
 constexpr std::size_t kTaskBytes = 64 << 10;  // of weights, at most: some microseconds, so that threads end together
 constexpr std::size_t kLeastTaskBytes = 24 << 10;
 constexpr std::size_t kRowsAtOnce = QuantizedRows::kRowsOfBlock;
+constexpr std::size_t kFewRows = 8;  // weights come from memory, which each thread reads in one piece
 
 std::size_t index_of(WeightFormat format) { return static_cast<std::size_t>(format); }
 
@@ -207,9 +208,15 @@ std::size_t QuantizedMatrix::num_column_tasks() const {
     return sum;
 }
 
+std::size_t QuantizedMatrix::column_tasks_together(std::size_t num_rows) const {
+    const bool has_halves = parts_.size() == 2 && parts_[0]->num_columns == parts_[1]->num_columns &&
+                            parts_[0]->num_tasks() == parts_[1]->num_tasks();
+    return has_halves && num_rows > kFewRows ? 2 : 1;
+}
+
 template <class Put>
 void QuantizedMatrix::run_tiles(ThreadPool& pool, Activations x, std::size_t num_rows, NumberType out_type,
-                                const Put& put) const {
+                                std::size_t together, const Put& put) const {
     for (const auto& part : parts_) counters[index_of(part->format)].add(kKernels.chosen());
     if (num_rows == 0) return;
     const QuantizedKernels& kernels = kKernels.active();
@@ -218,10 +225,9 @@ void QuantizedMatrix::run_tiles(ThreadPool& pool, Activations x, std::size_t num
         inputs.data = scratch(num_rows * num_groups());
         quantize_rows(pool, x.data, x.type, inputs);
     }
-    const std::size_t column_tasks = num_column_tasks();
-    const auto run_task = [&](std::size_t number, int) {
-        const std::size_t row = number / column_tasks * kRowsAtOnce;
-        std::size_t of_part = number % column_tasks;
+    const std::size_t column_tasks = num_column_tasks(), tasks_of_rows = column_tasks / together;
+    const auto run_column_task = [&](std::size_t row, std::size_t number) {
+        std::size_t of_part = number;
         auto part = parts_.begin();
         while (of_part >= (*part)->num_tasks()) of_part -= (*part++)->num_tasks();
         QuantizedTask task = (*part)->task(of_part);
@@ -231,19 +237,24 @@ void QuantizedMatrix::run_tiles(ThreadPool& pool, Activations x, std::size_t num
         const std::size_t column = (*part)->first_column + (*part)->num_columns - task.num_columns;
         const std::size_t columns = std::min(task.num_panels * kQuantizedColumns, task.num_columns);
         const auto& kernel = out_type == NumberType::float32 ? kernels.to_float32 : kernels.to_bfloat16;
-        put(ResultTile{number % column_tasks, row, task.num_rows, column, columns}, [&](void* out, std::size_t stride) {
+        put(ResultTile{number, row, task.num_rows, column, columns}, [&](void* out, std::size_t stride) {
             task.out = out;
             task.out_stride = stride;
             kernel[index_of((*part)->format)](task);
         });
     };
-    if (num_rows <= kRowsAtOnce) return pool.run_in_parts(column_tasks, run_task);
-    pool.run(column_tasks * divide_up(num_rows, kRowsAtOnce), run_task);
+    const auto run_task = [&](std::size_t number, int) {
+        const std::size_t row = number / tasks_of_rows * kRowsAtOnce;
+        for (std::size_t i = number % tasks_of_rows; i < column_tasks; i += tasks_of_rows) run_column_task(row, i);
+    };
+    if (num_rows <= kRowsAtOnce) return pool.run_in_parts(tasks_of_rows, run_task);
+    pool.run(tasks_of_rows * divide_up(num_rows, kRowsAtOnce), run_task);
 }
 
 void QuantizedMatrix::run(ThreadPool& pool, Activations x, std::size_t num_rows, NumberType out_type, void* out,
                           const TileStored& stored) const {
-    run_tiles(pool, x, num_rows, out_type, [&](const ResultTile& tile, const auto& compute) {
+    const std::size_t together = stored ? column_tasks_together(num_rows) : 1;
+    run_tiles(pool, x, num_rows, out_type, together, [&](const ResultTile& tile, const auto& compute) {
         const std::size_t first = tile.row * num_columns() + tile.column;
         compute(static_cast<char*>(out) + first * item_bytes(out_type), num_columns());
         if (stored) stored(tile);
@@ -253,7 +264,7 @@ void QuantizedMatrix::run(ThreadPool& pool, Activations x, std::size_t num_rows,
 void QuantizedMatrix::run_best(ThreadPool& pool, Activations x, std::size_t num_rows, float softcap,
                                double* best) const {
     BestColumns found(num_rows, num_column_tasks(), softcap);
-    run_tiles(pool, x, num_rows, NumberType::float32, [&](const ResultTile& tile, const auto& compute) {
+    run_tiles(pool, x, num_rows, NumberType::float32, 1, [&](const ResultTile& tile, const auto& compute) {
         float* room = BestColumns::room(tile);
         compute(room, tile.num_columns);
         found.take(tile, room);

@@ -58,9 +58,14 @@ private:
     const Part& part_of(std::size_t column) const;
     std::size_t num_column_tasks() const;
 
+    // How many tasks of columns a thread should do one after the other: of gates and of what they let through, whose
+    // results are put together, the same columns of both.
+    std::size_t column_tasks_together(std::size_t num_rows) const;
+
     // put(tile, compute) for all tiles of the product, where compute(where its results go, and their stride) makes them.
     template <class Put>
-    void run_tiles(ThreadPool& pool, Activations x, std::size_t num_rows, NumberType out_type, const Put& put) const;
+    void run_tiles(ThreadPool& pool, Activations x, std::size_t num_rows, NumberType out_type, std::size_t together,
+                   const Put& put) const;
 
     Arena panels_;  // of the parts, one after the other
     std::vector<std::unique_ptr<Part>> parts_;

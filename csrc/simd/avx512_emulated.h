@@ -34,3 +34,25 @@ static inline __m512 octavo_emulated_dpbf16(__m512 sum, __m512i a, __m512i b) {
     __builtin_memcpy(&sum, s, sizeof s);
     return sum;
 }
+
+// Sixteen words of 16 bits, and the lower halves of sixteen of 32.
+static inline __m512i octavo_emulated_cvtepu16_epi32(__m256i words) {
+    unsigned short narrow[16];
+    unsigned wide[16];
+    __builtin_memcpy(narrow, &words, sizeof narrow);
+    for (int i = 0; i < 16; ++i) wide[i] = narrow[i];
+    __m512i out;
+    __builtin_memcpy(&out, wide, sizeof out);
+    return out;
+}
+static inline __m256i octavo_emulated_cvtepi32_epi16(__m512i words) {
+    unsigned wide[16];
+    unsigned short narrow[16];
+    __builtin_memcpy(wide, &words, sizeof wide);
+    for (int i = 0; i < 16; ++i) narrow[i] = static_cast<unsigned short>(wide[i]);
+    __m256i out;
+    __builtin_memcpy(&out, narrow, sizeof out);
+    return out;
+}
+#define _mm512_cvtepu16_epi32 octavo_emulated_cvtepu16_epi32
+#define _mm512_cvtepi32_epi16 octavo_emulated_cvtepi32_epi16

@@ -3,6 +3,7 @@
 #include "simd/kv_strips.h"
 #include "simd/math.h"
 #include "simd/row_lanes.h"
+#include "simd/wide_lanes.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
@@ -56,7 +57,13 @@ void gated_activation(const ActivationCall& call, Rows rows, Entries entries) {
     for (std::size_t row = rows.first; row < rows.last; ++row) {
         const T* gate = static_cast<const T*>(call.projected) + row * 2 * call.width + entries.first;
         T* out = static_cast<T*>(call.out) + row * call.out_stride + entries.first;
-        for_lanes(entries.last - entries.first, [&](std::size_t i, int count) {
+        const std::size_t width = entries.last - entries.first, wide = width / kWideLanes * kWideLanes;
+        for (std::size_t i = 0; i < wide; i += kWideLanes) {
+            const Wide active = activate(load_as<Wide>(gate + i), call.activation);
+            store(out + i, active * load_as<Wide>(gate + call.width + i));
+        }
+        for_lanes(width - wide, [&](std::size_t rest, int count) {
+            const std::size_t i = wide + rest;
             const Lanes active = activate(load_some(gate + i, count), call.activation);
             store_some(out + i, active * load_some(gate + call.width + i, count), count);
         });
@@ -126,7 +133,11 @@ OCTAVO_INLINE void turn_head(const RopeWriteCall& call, const float* head, const
 
 template <class To>
 OCTAVO_INLINE void store_head(const float* head, int head_size, To* out) {
-    for_lanes(head_size, [&](std::size_t i, int count) { store_some(out + i, load_some(head + i, count), count); });
+    const int wide = head_size / kWideLanes * kWideLanes;
+    for (int i = 0; i < wide; i += kWideLanes) store(out + i, load_as<Wide>(head + i));
+    for_lanes(head_size - wide, [&](std::size_t i, int count) {
+        store_some(out + wide + i, load_some(head + wide + i, count), count);
+    });
 }
 
 OCTAVO_INLINE void subtract(const float* offset, int head_size, float* head) {

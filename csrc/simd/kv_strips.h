@@ -120,17 +120,37 @@ OCTAVO_INLINE void spread_value(Cache* values, int token, const float* entries, 
     for (int d = 0; d < head_size; ++d) to[d * p] = as_stored(entries[d]);
 }
 
-OCTAVO_INLINE float as_stored(float entry, float) { return entry; }
-OCTAVO_INLINE Half as_stored(float entry, Half) { return to_bfloat16(entry); }
-
 // Stores a token's key, which is lost by it.
-template <class Cache>
-OCTAVO_INLINE void store_key(Strip<Cache> strip, int token, float* key) {
-    spread_key(strip.keys(), token, key, strip.head_size, [](float entry) { return as_stored(entry, Cache{}); });
+OCTAVO_INLINE void store_key(Strip<float> strip, int token, float* key) {
+    spread_key(strip.keys(), token, key, strip.head_size, [](float entry) { return entry; });
 }
-template <class Cache>
-OCTAVO_INLINE void store_value(Strip<Cache> strip, int token, const float* value) {
-    spread_value(strip.values(), token, value, strip.head_size, [](float entry) { return as_stored(entry, Cache{}); });
+OCTAVO_INLINE void store_value(Strip<float> strip, int token, const float* value) {
+    spread_value(strip.values(), token, value, strip.head_size, [](float entry) { return entry; });
+}
+
+// A part of a head, rounded by vectors before it is spread.
+constexpr int kRoundedAtOnce = 4 * kLanes;
+
+template <class Spread>
+OCTAVO_INLINE void round_in_parts(const float* entries, int head_size, Spread spread) {
+    for (int first = 0; first < head_size; first += kRoundedAtOnce) {
+        const int count = head_size - first < kRoundedAtOnce ? head_size - first : kRoundedAtOnce;
+        Half rounded[kRoundedAtOnce];
+        for (int i = 0; i < count; i += kLanes) store(rounded + i, load(entries + first + i));
+        spread(first, count, rounded);
+    }
+}
+OCTAVO_INLINE void store_key(Strip<Half> strip, int token, float* key) {
+    round_in_parts(key, strip.head_size, [&](int first, int count, const Half* rounded) {
+        Half* to = strip.keys() + first * kKeysPerStrip + token * 2;
+        for (int d = 0; d < count; d += 2, to += 2 * kKeysPerStrip) std::memcpy(to, rounded + d, 2 * sizeof(Half));
+    });
+}
+OCTAVO_INLINE void store_value(Strip<Half> strip, int token, const float* value) {
+    round_in_parts(value, strip.head_size, [&](int first, int count, const Half* rounded) {
+        Half* to = strip.values() + (token / 2 * strip.head_size + first) * 2 + token % 2;
+        for (int d = 0; d < count; ++d) to[2 * d] = rounded[d];
+    });
 }
 
 // Keys are transformed: models have some with a few very large entries, which would leave the others few steps.
