@@ -74,7 +74,7 @@ def test_specs_have_the_caches_dtype() -> None:
 
 def test_an_unknown_architecture_is_refused_with_the_list() -> None:
     with pytest.raises(
-        UnsupportedError, match=r"'abacus' \(AbacusLM\) is not supported; supported are bert, gemma3, llama"
+        UnsupportedError, match=r"'abacus' \(AbacusLM\) is not supported; supported are bert, distilbert, gemma3, llama"
     ):
         build_model(facts(architecture="abacus", source_architecture="AbacusLM"), OPTIONS)
 
