@@ -234,6 +234,7 @@ def tool_of(argument: dict[str, Any]) -> dict[str, Any]:
 def test_a_broken_pattern_is_refused(server: RunningServer) -> None:  # TC10
     broken = server.client.post(CHAT, json=body_of(tools=[tool_of({"type": "string", "pattern": "("})]))
     assert broken.status_code == 400 and "'f'" in broken.json()["error"]["message"]
+    assert server.is_alive()
 
 
 @pytest.mark.parametrize(

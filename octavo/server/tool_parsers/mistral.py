@@ -68,13 +68,17 @@ class MistralParser:
         return rest[1:] if rest[:1] == "[" else rest
 
     def _in_list(self, text: str) -> str:
-        """Between the calls of a list."""
+        """Between the calls of a list; what is held opened it, and no call has begun yet."""
         rest = text.lstrip(BLANK + ",")
+        self._held += text[: len(text) - len(rest)] if self._held else ""
         if rest.startswith("{"):
             self._call, self._state = CallObject(), self._in_object
+        elif rest.startswith("]"):
+            self._held, self._state = "", self._in_content
+            return rest[1:]
         elif rest:
-            self._state = self._in_content
-            return rest[1:] if rest[0] == "]" else rest
+            self._say(self._held)
+            self._held, self._state = "", self._in_content
         return rest
 
     def _in_object(self, text: str) -> str:
