@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import json
 import random
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from llguidance import LLMatcher
 
 from octavo.control.structured_output.backends.llguidance import (
     MAX_GRAMMAR_BYTES,
@@ -50,7 +51,22 @@ def test_a_mask_has_the_bits_of_what_may_come(backend: LLGuidanceBackend) -> Non
 def test_a_token_that_is_not_allowed_is_an_error(backend: LLGuidanceBackend) -> None:
     grammar = backend.compile(StructuredOutputParams(choice=["yes", "no"]))
     assert not grammar.accept([ord("x")])
-    assert grammar.error is not None
+    assert grammar.error is not None and grammar.error.endswith("byte 'x' fails parse.")
+
+
+@pytest.mark.parametrize("begin", ["", "stack backtrace:\n"])
+def test_a_fault_of_the_library_is_told_without_its_calls(begin: str) -> None:
+    calls = f"{begin}   0: core::panicking::panic_fmt\n             at /build/src/panicking.rs:75:14\n   1: main"
+
+    class Faulty:
+        def is_error(self) -> bool:
+            return True
+
+        def get_error(self) -> str:
+            return f"panic: index out of bounds\n{calls}"
+
+    grammar = LLGuidanceGrammar("regex", cast(LLMatcher, Faulty()), cast(Any, None), 1)
+    assert grammar.error == "structured_outputs.regex cannot be used: panic: index out of bounds."
 
 
 def test_a_copy_goes_its_own_way(backend: LLGuidanceBackend) -> None:

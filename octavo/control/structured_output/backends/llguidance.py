@@ -52,7 +52,8 @@ ALL_ALLOWED = -1
 ENCODED_CHARACTERS = 256
 """Of a text that must come, what a mask looks at: its first token is wanted, and that anew before each token."""
 
-DRAWN_PLACE = re.compile(r"(?: \(at [^\n]*)?\n +\d+ \|")
+BELOW_WORDS = re.compile(r"(?: \(at [^\n]*)?\n +\d+ \||\n<non-verbose/>|\n(?:stack backtrace:\n)? *\d+: ")
+"""Below its words the library draws the place, says that it could say more, or, after a fault of its own, its calls."""
 
 
 class LLGuidanceBackend:
@@ -306,7 +307,7 @@ def _refusal_text(kind: str, reason: str) -> str:
     """One line: what was asked, why it cannot be had, and what can. ``reason`` is ours or the library's."""
     told = next((told for sign, told in _REASONS.items() if sign in reason), None)
     if told is None:
-        where = DRAWN_PLACE.search(reason)  # below its words, the library draws the place
+        where = BELOW_WORDS.search(reason)
         told = " ".join(reason[: where.start() if where else None].split()).rstrip(".") + _ADVICE.get(kind, "")
     return _sentence(kind, told)
 
