@@ -103,7 +103,7 @@ def test_the_counters_are_the_sums_of_what_clients_were_told(server: RunningServ
     assert spent == [*told, num_answers, num_answers]
 
     for _ in range(3):
-        body = {"prompt": "A", "max_tokens": 900, "ignore_eos": True, "stream": True}
+        body = {"prompt": "A", "max_tokens": 4_000, "ignore_eos": True, "stream": True}
         with server.client.stream("POST", "/v1/completions", json=body) as stream:
             next(stream.iter_bytes())
     assert server.becomes_idle()
