@@ -17,6 +17,9 @@ enum class CacheType { float32, bfloat16, int8 };
 inline constexpr std::size_t kNumCacheTypes = 3;
 
 // One layer's cache.
+// Most entries of a head.
+inline constexpr int kMaxHeadSize = 1024;
+
 struct KvCache {
     char* data;
     std::ptrdiff_t block_bytes;  // from block to block

@@ -3,7 +3,6 @@
 #include "simd/kv_strips.h"
 #include "simd/math.h"
 #include "simd/row_lanes.h"
-#include "simd/wide_lanes.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
@@ -57,15 +56,9 @@ void gated_activation(const ActivationCall& call, Rows rows, Entries entries) {
     for (std::size_t row = rows.first; row < rows.last; ++row) {
         const T* gate = static_cast<const T*>(call.projected) + row * 2 * call.width + entries.first;
         T* out = static_cast<T*>(call.out) + row * call.out_stride + entries.first;
-        const std::size_t width = entries.last - entries.first, wide = width / kWideLanes * kWideLanes;
-        for (std::size_t i = 0; i < wide; i += kWideLanes) {
-            const Wide active = activate(load_as<Wide>(gate + i), call.activation);
-            store(out + i, active * load_as<Wide>(gate + call.width + i));
-        }
-        for_lanes(width - wide, [&](std::size_t rest, int count) {
-            const std::size_t i = wide + rest;
-            const Lanes active = activate(load_some(gate + i, count), call.activation);
-            store_some(out + i, active * load_some(gate + call.width + i, count), count);
+        for_wide_lanes(entries.last - entries.first, [&]<class V>(std::size_t i, int count) {
+            const V active = activate(load_some_as<V>(gate + i, count), call.activation);
+            store_some(out + i, active * load_some_as<V>(gate + call.width + i, count), count);
         });
     }
 }
@@ -131,15 +124,6 @@ OCTAVO_INLINE void turn_head(const RopeWriteCall& call, const float* head, const
     rotate_halves(out, angles, call.rotary_dim / 2);
 }
 
-template <class To>
-OCTAVO_INLINE void store_head(const float* head, int head_size, To* out) {
-    const int wide = head_size / kWideLanes * kWideLanes;
-    for (int i = 0; i < wide; i += kWideLanes) store(out + i, load_as<Wide>(head + i));
-    for_lanes(head_size - wide, [&](std::size_t i, int count) {
-        store_some(out + wide + i, load_some(head + wide + i, count), count);
-    });
-}
-
 OCTAVO_INLINE void subtract(const float* offset, int head_size, float* head) {
     for_lanes(head_size, [&](std::size_t i, int count) {
         store_some(head + i, load_some(head + i, count) - load_some(offset + i, count), count);
@@ -150,7 +134,7 @@ template <class T>
 OCTAVO_INLINE void write_query(const RopeWriteCall& call, std::size_t row, std::size_t head, const float* projected) {
     float turned[kMaxHeadSize];
     turn_head(call, projected, static_cast<const T*>(call.q_norm), call.positions[row], turned);
-    store_head(turned, call.head_size, static_cast<T*>(call.query) + (row * call.num_heads + head) * call.head_size);
+    convert(turned, call.head_size, static_cast<T*>(call.query) + (row * call.num_heads + head) * call.head_size);
 }
 
 template <class T, class Cache>

@@ -55,9 +55,6 @@ struct EmbeddingCall {
     float scale;
 };
 
-// Most entries of a head.
-inline constexpr int kMaxHeadSize = 1024;
-
 // projected: [num_rows, num_heads + 2 * num_kv_heads, head_size]; query: [num_rows, num_heads, head_size].
 // The norms' weights are [head_size] in the queries' type, or both null. What is stored of a key is it less key_offset
 // [num_kv_heads, head_size], unless that is null. Slot -1 is padding and stores nothing.

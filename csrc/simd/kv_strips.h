@@ -3,7 +3,7 @@
 
 #include "kv_cache.h"
 #include "simd/hadamard.h"
-#include "simd/lanes.h"
+#include "simd/row_lanes.h"
 
 namespace octavo::OCTAVO_ISA {
 
@@ -102,68 +102,52 @@ OCTAVO_INLINE Byte nearest_byte(float number) {
     return static_cast<Byte>(static_cast<std::uint8_t>(as_bits(number + 12582912.0f)));
 }
 
-// One token's entries in the words of its strip, each converted by `as_stored`.
-template <class Cache, class Convert>
-OCTAVO_INLINE void spread_key(Cache* keys, int token, const float* entries, int head_size, Convert as_stored) {
+// One token's entries, as they are stored, in the words of its strip.
+template <class Cache>
+OCTAVO_INLINE void spread_key(Strip<Cache> strip, int token, const Cache* entries) {
     constexpr int p = kPack<Cache>;
-    Cache* to = keys + token * p;
-    for (int d = 0; d < head_size; d += p, to += kKeysPerStrip * p) {
-        Cache word[p];
-        for (int i = 0; i < p; ++i) word[i] = as_stored(entries[d + i]);
-        std::memcpy(to, word, sizeof word);
-    }
+    Cache* to = strip.keys() + token * p;
+    for (int d = 0; d < strip.head_size; d += p, to += kKeysPerStrip * p) std::memcpy(to, entries + d, p * sizeof(Cache));
 }
-template <class Cache, class Convert>
-OCTAVO_INLINE void spread_value(Cache* values, int token, const float* entries, int head_size, Convert as_stored) {
+template <class Cache>
+OCTAVO_INLINE void spread_value(Strip<Cache> strip, int token, const Cache* entries) {
     constexpr int p = kPack<Cache>;
-    Cache* to = values + token / p * head_size * p + token % p;
-    for (int d = 0; d < head_size; ++d) to[d * p] = as_stored(entries[d]);
+    Cache* to = strip.values() + token / p * strip.head_size * p + token % p;
+    for (int d = 0; d < strip.head_size; ++d) to[d * p] = entries[d];
 }
 
 // Stores a token's key, which is lost by it.
-OCTAVO_INLINE void store_key(Strip<float> strip, int token, float* key) {
-    spread_key(strip.keys(), token, key, strip.head_size, [](float entry) { return entry; });
-}
-OCTAVO_INLINE void store_value(Strip<float> strip, int token, const float* value) {
-    spread_value(strip.values(), token, value, strip.head_size, [](float entry) { return entry; });
-}
+OCTAVO_INLINE void store_key(Strip<float> strip, int token, float* key) { spread_key(strip, token, key); }
+OCTAVO_INLINE void store_value(Strip<float> strip, int token, const float* value) { spread_value(strip, token, value); }
 
-// A part of a head, rounded by vectors before it is spread.
-constexpr int kRoundedAtOnce = 4 * kLanes;
-
-template <class Spread>
-OCTAVO_INLINE void round_in_parts(const float* entries, int head_size, Spread spread) {
-    for (int first = 0; first < head_size; first += kRoundedAtOnce) {
-        const int count = head_size - first < kRoundedAtOnce ? head_size - first : kRoundedAtOnce;
-        Half rounded[kRoundedAtOnce];
-        for (int i = 0; i < count; i += kLanes) store(rounded + i, load(entries + first + i));
-        spread(first, count, rounded);
-    }
-}
 OCTAVO_INLINE void store_key(Strip<Half> strip, int token, float* key) {
-    round_in_parts(key, strip.head_size, [&](int first, int count, const Half* rounded) {
-        Half* to = strip.keys() + first * kKeysPerStrip + token * 2;
-        for (int d = 0; d < count; d += 2, to += 2 * kKeysPerStrip) std::memcpy(to, rounded + d, 2 * sizeof(Half));
-    });
+    Half rounded[kMaxHeadSize];
+    convert(key, strip.head_size, rounded);
+    spread_key(strip, token, rounded);
 }
 OCTAVO_INLINE void store_value(Strip<Half> strip, int token, const float* value) {
-    round_in_parts(value, strip.head_size, [&](int first, int count, const Half* rounded) {
-        Half* to = strip.values() + (token / 2 * strip.head_size + first) * 2 + token % 2;
-        for (int d = 0; d < count; ++d) to[2 * d] = rounded[d];
-    });
+    Half rounded[kMaxHeadSize];
+    convert(value, strip.head_size, rounded);
+    spread_value(strip, token, rounded);
 }
 
+// entries / scale as the nearest whole numbers; returns the scale.
+OCTAVO_INLINE float to_bytes(const float* entries, int head_size, Byte* whole) {
+    const TokenScale scale = token_scale(entries, head_size);
+    for (int d = 0; d < head_size; ++d) whole[d] = nearest_byte(entries[d] * scale.inverse);
+    return scale.scale;
+}
 // Keys are transformed: models have some with a few very large entries, which would leave the others few steps.
 OCTAVO_INLINE void store_key(Strip<Byte> strip, int token, float* key) {
+    Byte whole[kMaxHeadSize];
     hadamard(key, strip.head_size);
-    const TokenScale scale = token_scale(key, strip.head_size);
-    strip.key_scales()[token] = scale.scale;
-    spread_key(strip.keys(), token, key, strip.head_size, [=](float entry) { return nearest_byte(entry * scale.inverse); });
+    strip.key_scales()[token] = to_bytes(key, strip.head_size, whole);
+    spread_key(strip, token, whole);
 }
 OCTAVO_INLINE void store_value(Strip<Byte> strip, int token, const float* value) {
-    const TokenScale scale = token_scale(value, strip.head_size);
-    strip.value_scales()[token] = scale.scale;
-    spread_value(strip.values(), token, value, strip.head_size, [=](float entry) { return nearest_byte(entry * scale.inverse); });
+    Byte whole[kMaxHeadSize];
+    strip.value_scales()[token] = to_bytes(value, strip.head_size, whole);
+    spread_value(strip, token, whole);
 }
 
 }  // namespace octavo::OCTAVO_ISA

@@ -1,7 +1,6 @@
 #include "simd/lora.h"
 
 #include "simd/row_lanes.h"
-#include "simd/wide_lanes.h"
 
 namespace octavo::OCTAVO_ISA {
 namespace {
